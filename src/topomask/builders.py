@@ -1,0 +1,86 @@
+"""Graphs that many tokens live on."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.spatial import cKDTree
+from torch import Tensor
+
+from topomask.graph import Graph
+
+
+def path_graph(num_nodes: int) -> Graph:
+    """A path 0 - 1 - ... - (N - 1): the graph of a sequence."""
+    return grid_graph(num_nodes)
+
+
+def cycle_graph(num_nodes: int) -> Graph:
+    """A cycle of at least three nodes."""
+    _check_size("num_nodes", num_nodes, 3)
+    nodes = np.arange(num_nodes)
+    return Graph.from_edges(np.stack([nodes, (nodes + 1) % num_nodes]), num_nodes)
+
+
+def grid_graph(*shape: int) -> Graph:
+    """A grid in any number of dimensions; nodes are numbered in row-major order, as ``x.flatten()`` does.
+
+    Example:
+        >>> import topomask as tm
+        >>> tm.grid_graph(16, 16)
+        Graph(num_nodes=256, num_edges=480)
+    """
+    if not shape:
+        raise ValueError("`shape` is empty. Pass the size of every dimension, as in grid_graph(16, 16).")
+    for axis, size in enumerate(shape):
+        _check_size(f"shape[{axis}]", size, 1)
+    nodes = np.arange(math.prod(shape)).reshape(shape)
+    edges = []
+    for axis in range(len(shape)):
+        moved = np.moveaxis(nodes, axis, 0)
+        edges.append(np.stack([moved[:-1].ravel(), moved[1:].ravel()]))
+    return Graph.from_edges(np.concatenate(edges, axis=1), nodes.size)
+
+
+def hypercube_graph(dim: int) -> Graph:
+    """The hypercube of 2**dim nodes; neighbours differ in one bit."""
+    _check_size("dim", dim, 0)
+    nodes = np.arange(2**dim)
+    edges = [np.stack([nodes, nodes ^ (1 << bit)]) for bit in range(dim)]
+    return Graph.from_edges(np.concatenate([np.zeros((2, 0), dtype=np.int64), *edges], axis=1), 2**dim)
+
+
+def knn_graph(points: Any, k: int, directed: bool = False) -> Graph:
+    """Join every point to its ``k`` nearest others, exactly.
+
+    Args:
+        points: Coordinates, [N, dim], NumPy or torch.
+        k: Neighbours per point.
+        directed: Keep each point's own list of exactly ``k`` out-edges. Otherwise two points are joined when either is
+            among the nearest of the other.
+    """
+    array = points.detach().cpu().numpy() if isinstance(points, Tensor) else np.asarray(points)
+    if array.ndim != 2 or array.shape[1] == 0:
+        raise ValueError(f"`points` must have shape [N, dim], but has shape {array.shape}. Pass one row per point.")
+    not_finite = np.flatnonzero(~np.isfinite(array).all(axis=1))
+    if not_finite.size:
+        raise ValueError(f"`points` must be finite, but point {not_finite[0]} is {array[not_finite[0]]}. Remove it.")
+    _check_size("k", k, 1)
+    num_points = len(array)
+    if k >= num_points:
+        raise ValueError(f"`k` must be less than the number of points, {num_points}, but is {k}. Pass more points.")
+    nearest = cKDTree(array).query(array, k=k + 1, workers=-1)[1]
+    # A point is its own nearest, but among duplicates it need not come first, or at all.
+    own = nearest == np.arange(num_points)[:, None]
+    own[~own.any(axis=1), -1] = True
+    target = nearest[~own].reshape(num_points, k)
+    source = np.repeat(np.arange(num_points), k)
+    return Graph.from_edges(np.stack([source, target.ravel()]), num_points, directed=directed)
+
+
+def _check_size(name: str, value: Any, low: int) -> None:
+    if isinstance(value, (bool, torch.Tensor)) or not isinstance(value, (int, np.integer)) or value < low:
+        raise ValueError(f"`{name}` must be an integer of at least {low}, but is {value!r}.")

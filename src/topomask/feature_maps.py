@@ -1,0 +1,131 @@
+r"""Feature maps :math:`\phi` of linear attention.
+
+A feature map is any function from [..., D] to [..., M]. One whose values are exponentials may be an
+:class:`ExponentialMap` instead: attention then shifts its exponents so that nothing overflows. One whose values are never
+negative may say so with an attribute ``nonnegative = True``, which saves work.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+class ExponentialMap(nn.Module, ABC):
+    """A feature map exp(e(x)), given by its exponents."""
+
+    nonnegative = True
+
+    @abstractmethod
+    def exponents(self, x: Tensor) -> Tensor:
+        """e(x), [..., D] to [..., M]."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """exp(e(x)), without a shift."""
+        return self.exponents(x).exp()
+
+
+class Exp(ExponentialMap):
+    """The exponential of every coordinate."""
+
+    def exponents(self, x: Tensor) -> Tensor:
+        """X itself."""
+        return x
+
+
+class SoftmaxFeatures(ExponentialMap):
+    r"""Positive random features of the softmax kernel (FAVOR+) with orthogonal projections.
+
+    .. math:: \phi(x)_a = \tfrac{1}{\sqrt M} \exp\big(w_a^\top x' - \|x'\|^2/2\big), \quad x' = x / D^{1/4}, \qquad
+        \mathbb{E}\,\phi(q)^\top\phi(k) = \exp(q^\top k / \sqrt D)
+
+    Args:
+        dim: Width of queries and keys D.
+        num_features: Number of features M. Default: D log D, rounded, and at least D.
+        seed: Seed of the projections.
+
+    Example:
+        >>> SoftmaxFeatures(dim=4, num_features=8)(torch.zeros(2, 4)).shape
+        torch.Size([2, 8])
+
+    References:
+        Choromanski et al. (2020), Rethinking attention with Performers.
+    """
+
+    projection: Tensor
+
+    def __init__(self, dim: int, num_features: int | None = None, seed: int = 0) -> None:
+        super().__init__()
+        if num_features is None:
+            num_features = max(dim, round(dim * math.log(dim)))
+        generator = torch.Generator("cpu").manual_seed(seed)
+        self.register_buffer("projection", _orthogonal_gaussian(num_features, dim, generator))
+
+    def exponents(self, x: Tensor) -> Tensor:
+        """Projections less half the squared norm, and the logarithm of the factor."""
+        num_features, dim = self.projection.shape
+        x = x * dim**-0.25
+        return x @ self.projection.to(x).mT - x.square().sum(dim=-1, keepdim=True) / 2 - math.log(num_features) / 2
+
+
+def relu(x: Tensor) -> Tensor:
+    """max(x, 0), the paper's choice."""
+    return F.relu(x)
+
+
+def elu(x: Tensor) -> Tensor:
+    """elu(x) + 1, written so that it stays positive for very negative x."""
+    # The branch that is not taken must not overflow, or its zero gradient becomes NaN.
+    return torch.where(x > 0, x + 1.0, x.clamp(max=0.0).exp())
+
+
+def identity(x: Tensor) -> Tensor:
+    """X itself; scores may be negative."""
+    return x
+
+
+_NONNEGATIVE = (relu, elu)
+
+
+@lru_cache(maxsize=32)
+def _softmax_features(dim: int) -> SoftmaxFeatures:
+    return SoftmaxFeatures(dim)
+
+
+def resolve(feature_map: str | Callable[[Tensor], Tensor], dim: int) -> Callable[[Tensor], Tensor]:
+    """The feature map of a name, or the function itself."""
+    if callable(feature_map):
+        return feature_map
+    named: dict[str, Callable[[], Any]] = {
+        "relu": lambda: relu,
+        "elu": lambda: elu,
+        "identity": lambda: identity,
+        "exp": Exp,
+        "softmax": lambda: _softmax_features(dim),
+    }
+    if feature_map not in named:
+        raise ValueError(f"`feature_map` must be one of {tuple(named)} or a function, but is {feature_map!r}.")
+    return named[feature_map]()  # type: ignore[no-any-return]
+
+
+def is_nonnegative(feature_map: Callable[[Tensor], Tensor]) -> bool:
+    """Whether all values are known to be at least 0."""
+    return feature_map in _NONNEGATIVE or bool(getattr(feature_map, "nonnegative", False))
+
+
+def _orthogonal_gaussian(num_rows: int, dim: int, generator: torch.Generator) -> Tensor:
+    """Rows with the law of standard normal vectors, orthogonal within every block of ``dim`` rows."""
+    blocks = math.ceil(num_rows / dim)
+    bases, triangles = torch.linalg.qr(torch.randn(blocks, dim, dim, generator=generator, device="cpu"))
+    # Without the signs, QR does not give uniformly distributed rotations.
+    bases = bases * triangles.diagonal(dim1=-2, dim2=-1).sign().unsqueeze(-2)
+    rows = bases.mT.reshape(blocks * dim, dim)[:num_rows]
+    lengths = torch.randn(num_rows, dim, generator=generator, device="cpu").norm(dim=1)
+    return rows * lengths[:, None]

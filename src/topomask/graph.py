@@ -1,0 +1,462 @@
+"""Graphs as immutable compressed sparse rows."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal, Self, get_args
+
+import numpy as np
+import numpy.typing as npt
+import scipy.sparse as sp
+import torch
+from torch import Tensor
+
+from topomask.ops import segments
+from topomask.ops.sample_walks.reference import GraphTensors
+
+Normalization = Literal["sym", "row", "none"]
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Graph:
+    r"""A graph whose nodes are the tokens of a transformer.
+
+    The adjacency matrix :math:`A` is kept as compressed sparse rows with ascending columns. Row :math:`i` holds the
+    edges that leave node :math:`i`; an undirected edge stands in both rows. Build one with :meth:`from_edges`,
+    :meth:`from_scipy`, :meth:`from_networkx`, :meth:`from_pyg`, :meth:`batch`, or a builder such as
+    :func:`topomask.grid_graph`.
+
+    Rules for edges that come in unusual shapes: an edge that is listed more than once, in either direction when the
+    graph is undirected, is one edge, and its listed weights must agree; a self-loop is one entry on the diagonal and
+    counts once in the degree; an edge of weight zero is no edge.
+
+    Attributes:
+        indptr: Row pointers, [N + 1], int64.
+        indices: Columns, [nnz], int64.
+        weights: Entries of A, [nnz], float64.
+        directed: Whether A may be asymmetric.
+        ids: The identity of every node for the random walks, [N]: its number in the graph it came from.
+        degrees: :math:`s_i = \sum_j |a_{ij}|`, [N].
+        graph_index: Which graph of a batch every node belongs to, [N], ascending.
+
+    Example:
+        >>> import topomask as tm
+        >>> tm.Graph.from_edges([[0, 1, 2], [1, 2, 0]])
+        Graph(num_nodes=3, num_edges=3)
+    """
+
+    indptr: Array
+    indices: Array
+    weights: Array
+    directed: bool
+    ids: Array
+    degrees: Array
+    graph_index: Array
+
+    def __post_init__(self) -> None:
+        self._freeze()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._freeze()
+
+    def _freeze(self) -> None:
+        for array in (self.indptr, self.indices, self.weights, self.ids, self.degrees, self.graph_index):
+            array.flags.writeable = False
+
+    @classmethod
+    def from_edges(
+        cls,
+        edges: Any,
+        num_nodes: int | None = None,
+        weights: Any = None,
+        *,
+        directed: bool = False,
+        signed: bool = False,
+    ) -> Self:
+        """Build a graph from a list of edges.
+
+        Args:
+            edges: Integer node numbers, [2, E] (PyG's order, and how a 2 x 2 input is read) or [E, 2]; NumPy, torch
+                or nested lists.
+            num_nodes: How many nodes there are. Default: the largest number plus one.
+            weights: One weight per edge, [E]. Default: ones.
+            directed: Keep the direction of edges. Otherwise (i, j) and (j, i) are the same edge.
+            signed: Allow negative weights.
+        """
+        pairs = _edge_array(edges)
+        num_edges = pairs.shape[1]
+        values = np.ones(num_edges) if weights is None else _weight_array(weights, pairs, signed)
+        num_nodes = _node_count(pairs, num_nodes)
+        source, target = pairs
+        if not directed:
+            source, target = np.concatenate([source, target]), np.concatenate([target, source])
+            values = np.concatenate([values, values])
+        return cls._from_entries(source, target, values, num_nodes, directed)
+
+    @classmethod
+    def from_scipy(cls, matrix: Any, *, directed: bool = False, signed: bool = False) -> Self:
+        """Build a graph from a SciPy sparse adjacency matrix. Stored duplicates are summed, as SciPy does."""
+        if not sp.issparse(matrix):
+            raise ValueError(
+                f"`matrix` must be a SciPy sparse matrix, but is a {type(matrix).__name__}. "
+                "Wrap it in scipy.sparse.csr_array first."
+            )
+        if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1]:
+            raise ValueError(f"`matrix` must be square, but has shape {matrix.shape}. Pass an N x N adjacency matrix.")
+        coo = sp.coo_array(sp.csr_array(matrix))
+        pairs = np.stack([coo.row, coo.col]).astype(np.int64)
+        values = _weight_array(coo.data, pairs, signed)
+        graph = cls._from_entries(pairs[0], pairs[1], values, _node_count(pairs, coo.shape[0]), directed)
+        if not directed:
+            graph._check_symmetric("`matrix`", "Pass directed=True, or symmetrise it with (A + A.T) / 2.")
+        return graph
+
+    @classmethod
+    def from_networkx(cls, graph: Any, *, weight: str = "weight", signed: bool = False) -> Self:
+        """Build a graph from a NetworkX graph; node k is the k-th node that NetworkX lists.
+
+        Edges without the attribute ``weight`` count 1, parallel edges of a multigraph are summed, and the result is
+        directed when the NetworkX graph is.
+        """
+        import networkx as nx
+
+        if graph.number_of_nodes() == 0:
+            raise ValueError("`graph` has no nodes. A topomask graph needs at least one node.")
+        matrix = nx.to_scipy_sparse_array(graph, weight=weight, dtype=np.float64, format="csr")
+        return cls.from_scipy(matrix, directed=graph.is_directed(), signed=signed)
+
+    @classmethod
+    def from_pyg(cls, data: Any, *, directed: bool = False, signed: bool = False) -> Self:
+        """Build a graph from a PyG ``Data`` or ``Batch``; ``edge_weight`` is used where present.
+
+        A ``Batch`` stays a batch: walks know which graph they are in.
+        """
+        edge_index, weights = data.edge_index, getattr(data, "edge_weight", None)
+        graph = cls.from_edges(edge_index, data.num_nodes, weights, directed=True, signed=signed)
+        if not directed:
+            graph._check_symmetric(
+                "`edge_index`", "Pass directed=True, or add the reverse edges with PyG's to_undirected() first."
+            )
+        ptr = getattr(data, "ptr", None)
+        starts = np.array([0, graph.num_nodes]) if ptr is None else ptr.cpu().numpy()
+        sizes = np.diff(starts)
+        graph_index = np.repeat(np.arange(len(sizes)), sizes)
+        row = graph._rows()
+        crossing = np.flatnonzero(graph_index[row] != graph_index[graph.indices])
+        if crossing.size:
+            i, j = row[crossing[0]], graph.indices[crossing[0]]
+            raise ValueError(f"Edge ({i}, {j}) joins two graphs of the batch. Rebuild it with PyG's Batch.")
+        return cls(
+            indptr=graph.indptr,
+            indices=graph.indices,
+            weights=graph.weights,
+            directed=directed,
+            ids=np.arange(graph.num_nodes) - np.repeat(starts[:-1], sizes),
+            degrees=graph.degrees,
+            graph_index=graph_index,
+        )
+
+    @classmethod
+    def batch(cls, graphs: Sequence[Graph]) -> Self:
+        """Put graphs side by side as one block-diagonal graph, as PyG does.
+
+        Every node keeps its id, so the walks of the batch are the walks of its graphs.
+        """
+        if not graphs:
+            raise ValueError("`graphs` is empty. Pass at least one graph.")
+        if len({g.directed for g in graphs}) > 1:
+            raise ValueError(
+                "`graphs` mixes directed and undirected graphs. Build all of them with the same `directed`."
+            )
+        nodes = np.cumsum([0] + [g.num_nodes for g in graphs])
+        entries = np.cumsum([0] + [len(g.indices) for g in graphs])
+        groups = np.cumsum([0] + [g.num_graphs for g in graphs])
+        return cls(
+            indptr=np.concatenate([[0], *(g.indptr[1:] + start for g, start in zip(graphs, entries, strict=False))]),
+            indices=np.concatenate([g.indices + start for g, start in zip(graphs, nodes, strict=False)]),
+            weights=np.concatenate([g.weights for g in graphs]),
+            directed=graphs[0].directed,
+            ids=np.concatenate([g.ids for g in graphs]),
+            degrees=np.concatenate([g.degrees for g in graphs]),
+            graph_index=np.concatenate([g.graph_index + start for g, start in zip(graphs, groups, strict=False)]),
+        )
+
+    @classmethod
+    def _from_entries(cls, source: Array, target: Array, values: Array, num_nodes: int, directed: bool) -> Self:
+        order = np.lexsort((values, target, source))
+        source, target, values = source[order], target[order], values[order]
+        repeated = (source[1:] == source[:-1]) & (target[1:] == target[:-1])
+        conflict = np.flatnonzero(repeated & (values[1:] != values[:-1]))
+        if conflict.size:
+            k = conflict[0]
+            raise ValueError(
+                f"Edge ({source[k]}, {target[k]}) is listed with different weights, {values[k]} and {values[k + 1]}. "
+                "List it once, or build the graph with from_scipy, which sums duplicates."
+            )
+        keep = np.concatenate([[True], ~repeated])[: len(source)] & (values != 0)
+        source, target, values = source[keep], target[keep], values[keep]
+        indptr = np.concatenate([[0], np.cumsum(np.bincount(source, minlength=num_nodes))])
+        return cls(
+            indptr=indptr,
+            indices=target,
+            weights=values,
+            directed=directed,
+            ids=np.arange(num_nodes),
+            degrees=_row_totals(indptr, np.abs(values)),
+            graph_index=np.zeros(num_nodes, dtype=np.int64),
+        )
+
+    @property
+    def num_nodes(self) -> int:
+        """Number of nodes N."""
+        return len(self.indptr) - 1
+
+    @property
+    def num_edges(self) -> int:
+        """Number of edges E; an undirected edge counts once."""
+        if self.directed:
+            return len(self.indices)
+        loops = int(np.count_nonzero(self.indices == self._rows()))
+        return (len(self.indices) + loops) // 2
+
+    @property
+    def num_graphs(self) -> int:
+        """Number of graphs in the batch."""
+        return int(self.graph_index[-1]) + 1
+
+    @cached_property
+    def signed(self) -> bool:
+        """Whether any weight is negative."""
+        return bool((self.weights < 0).any())
+
+    @property
+    def default_normalization(self) -> Normalization:
+        """``"sym"`` for undirected graphs, ``"row"`` for directed ones."""
+        return "row" if self.directed else "sym"
+
+    def adjacency(self, normalization: Normalization | None = None) -> sp.csr_array:
+        r"""The weighted adjacency matrix W as a SciPy CSR matrix.
+
+        Args:
+            normalization: ``"sym"`` for :math:`D^{-1/2} A D^{-1/2}`, ``"row"`` for :math:`D^{-1} A`, ``"none"`` for
+                :math:`A`, with :math:`D = \mathrm{diag}(s)`. Default: ``"sym"``, or ``"row"`` if directed.
+        """
+        normalization = self.check_normalization(normalization)
+        values = self.weights.copy()
+        if normalization != "none":
+            row = self._rows()
+            scale = self.degrees[row]
+            if normalization == "sym":
+                scale = np.sqrt(scale * self.degrees[self.indices])
+            values = values / scale
+        return sp.csr_array((values, self.indices.copy(), self.indptr.copy()), shape=(self.num_nodes, self.num_nodes))
+
+    def check_normalization(self, normalization: Normalization | None) -> Normalization:
+        """The normalisation to use, or a ValueError if this graph does not allow it."""
+        if normalization is None:
+            return self.default_normalization
+        if normalization not in get_args(Normalization):
+            raise ValueError(
+                f"`normalization` must be one of {get_args(Normalization)}, but is {normalization!r}. "
+                "Leave it out for the graph's default."
+            )
+        if normalization == "sym" and self.directed:
+            raise ValueError(
+                "`normalization` is 'sym', but the graph is directed, and a node without out-edges has degree zero. "
+                "Use 'row' or 'none', or build the graph undirected."
+            )
+        return normalization
+
+    def to_scipy(self) -> sp.csr_array:
+        """The adjacency matrix A as a SciPy CSR matrix."""
+        return self.adjacency("none")
+
+    def to_edge_index(self) -> tuple[Tensor, Tensor]:
+        """Edges [2, nnz] and weights [nnz] as PyG has them: an undirected edge stands there in both directions."""
+        return torch.from_numpy(np.stack([self._rows(), self.indices])), torch.from_numpy(self.weights.copy())
+
+    def neighborhood(self, nodes: Any, num_hops: int) -> Self:
+        """The part of the graph that walks of ``num_hops`` steps from ``nodes`` can see.
+
+        Nodes keep the ids and the degrees they have here, so features sampled on the part are rows of the features of
+        the whole, bit for bit. This is how walks run on a graph that is too big for one machine.
+        """
+        seen = np.zeros(self.num_nodes, dtype=bool)
+        frontier = check_nodes(nodes, self.num_nodes, "nodes").numpy()
+        seen[frontier] = True
+        pattern = sp.csr_array((np.ones(len(self.indices), dtype=bool), self.indices, self.indptr))
+        for _ in range(num_hops):
+            reached = np.unique(pattern[frontier].indices) if len(frontier) else frontier
+            frontier = reached[~seen[reached]]
+            seen[frontier] = True
+        part = np.flatnonzero(seen)
+        block = sp.csr_array((self.weights, self.indices, self.indptr), shape=(self.num_nodes,) * 2)[part][:, part]
+        block.sort_indices()
+        return type(self)(
+            indptr=block.indptr.astype(np.int64),
+            indices=block.indices.astype(np.int64),
+            weights=block.data,
+            directed=self.directed,
+            ids=self.ids[part],
+            degrees=self.degrees[part],
+            graph_index=np.unique(self.graph_index[part], return_inverse=True)[1].reshape(-1),
+        )
+
+    @cached_property
+    def tensors(self) -> GraphTensors:
+        """The arrays a walk sampler needs, as CPU tensors."""
+        row_ptr, weights = torch.tensor(self.indptr), torch.tensor(self.weights)
+        return GraphTensors(
+            row_ptr=row_ptr,
+            columns=torch.tensor(self.indices),
+            cumulative=segments.cumulative_sum(weights.abs(), row_ptr),
+            signs=torch.sign(weights) if self.signed else None,
+            degrees=torch.tensor(self.degrees),
+            ids=torch.tensor(self.ids),
+            unit_weights=bool((self.weights == 1).all()),
+        )
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A hash of nodes, edges and weights, to recognise the same graph again."""
+        digest = hashlib.blake2b(digest_size=16)
+        digest.update(b"directed" if self.directed else b"undirected")
+        for array in (self.indptr, self.indices, self.weights, self.ids, self.graph_index):
+            digest.update(np.ascontiguousarray(array).tobytes())
+        return digest.hexdigest()
+
+    def _rows(self) -> Array:
+        return np.repeat(np.arange(self.num_nodes), np.diff(self.indptr))
+
+    def _check_symmetric(self, what: str, fix: str) -> None:
+        matrix = self.to_scipy()
+        difference = sp.coo_array(matrix - matrix.T)
+        wrong = np.flatnonzero(difference.data != 0)
+        if wrong.size:
+            i, j = int(difference.row[wrong[0]]), int(difference.col[wrong[0]])
+            raise ValueError(
+                f"{what} must be symmetric for an undirected graph, but entry ({i}, {j}) is {matrix[i, j]} "
+                f"and entry ({j}, {i}) is {matrix[j, i]}. {fix}"
+            )
+
+    def __repr__(self) -> str:
+        parts = [f"num_nodes={self.num_nodes}", f"num_edges={self.num_edges}"]
+        parts += ["directed=True"] * self.directed + ["signed=True"] * self.signed
+        parts += [f"num_graphs={self.num_graphs}"] * (self.num_graphs > 1)
+        return f"Graph({', '.join(parts)})"
+
+
+def check_nodes(nodes: Any, num_nodes: int, name: str) -> Tensor:
+    """Node numbers as an int64 CPU tensor, or a ValueError that names the wrong one."""
+    tensor = torch.as_tensor(nodes).cpu()
+    if tensor.numel() == 0:
+        return torch.zeros(0, dtype=torch.int64)
+    if tensor.ndim != 1 or tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool:
+        raise ValueError(
+            f"`{name}` must be integer node numbers of shape [n], but has shape {tuple(tensor.shape)} and dtype "
+            f"{tensor.dtype}. Convert a boolean mask with mask.nonzero().flatten()."
+        )
+    wrong = ((tensor < 0) | (tensor >= num_nodes)).nonzero()
+    if len(wrong):
+        raise ValueError(
+            f"`{name}` must lie in [0, num_nodes={num_nodes}), but {name}[{int(wrong[0])}] is "
+            f"{int(tensor[wrong[0]])}. Remove it, or build the graph with more nodes."
+        )
+    return tensor.to(torch.int64)
+
+
+def _to_numpy(values: Any) -> Array:
+    if isinstance(values, Tensor):
+        return values.detach().cpu().numpy()
+    try:
+        return np.asarray(values)
+    except ValueError as error:
+        raise ValueError(f"Cannot read an array: {error}. Pass a rectangular array or tensor.") from error
+
+
+def _edge_array(edges: Any) -> Array:
+    array = _to_numpy(edges)
+    if array.size == 0:
+        return np.zeros((2, 0), dtype=np.int64)
+    if array.ndim != 2 or 2 not in array.shape:
+        raise ValueError(
+            f"`edges` must have shape [2, E] or [E, 2], but has shape {array.shape}. Pass two node numbers per edge."
+        )
+    if array.dtype.kind not in "iu":
+        raise ValueError(
+            f"`edges` must hold integers, but has dtype {array.dtype}. Convert node numbers with .astype(int) or .long()."
+        )
+    pairs = array if array.shape[0] == 2 else array.T
+    if pairs.dtype == np.uint64 and pairs.max() > np.iinfo(np.int64).max:
+        raise ValueError(
+            f"`edges` holds the node number {pairs.max()}, which does not fit in int64. Renumber the nodes."
+        )
+    pairs = pairs.astype(np.int64)
+    negative = np.flatnonzero((pairs < 0).any(axis=0))
+    if negative.size:
+        k = negative[0]
+        raise ValueError(
+            f"`edges` must not hold negative node numbers, but edge {k} is ({pairs[0, k]}, {pairs[1, k]}). "
+            "Number the nodes from 0."
+        )
+    return pairs
+
+
+def _node_count(pairs: Array, num_nodes: int | None) -> int:
+    largest = int(pairs.max()) if pairs.size else -1
+    if num_nodes is None:
+        if largest < 0:
+            raise ValueError("`num_nodes` cannot be read off an empty `edges`. Pass num_nodes.")
+        return largest + 1
+    if not isinstance(num_nodes, (int, np.integer)) or isinstance(num_nodes, bool) or num_nodes < 1:
+        raise ValueError(
+            f"`num_nodes` must be a positive integer, but is {num_nodes!r}. A graph needs at least one node."
+        )
+    if largest >= num_nodes:
+        k = int(np.flatnonzero((pairs >= num_nodes).any(axis=0))[0])
+        raise ValueError(
+            f"`edges` must lie in [0, num_nodes={num_nodes}), but edge {k} is ({pairs[0, k]}, {pairs[1, k]}). "
+            f"Pass num_nodes={largest + 1} or remove the edge."
+        )
+    return int(num_nodes)
+
+
+def _weight_array(weights: Any, pairs: Array, signed: bool) -> Array:
+    array = _to_numpy(weights)
+    num_edges = pairs.shape[1]
+    if array.size == 0 and num_edges == 0:
+        return np.zeros(0)
+    if array.shape != (num_edges,):
+        raise ValueError(
+            f"`weights` must have shape [num_edges={num_edges}], but has shape {array.shape}. Pass one weight per edge."
+        )
+    if array.dtype.kind not in "iufb":
+        raise ValueError(
+            f"`weights` must be real numbers, but has dtype {array.dtype}. Convert them with .astype(float)."
+        )
+    values = array.astype(np.float64)
+    not_finite = np.flatnonzero(~np.isfinite(values))
+    if not_finite.size:
+        k = not_finite[0]
+        raise ValueError(
+            f"`weights` must be finite, but edge {k}, ({pairs[0, k]}, {pairs[1, k]}), has weight {values[k]}. "
+            "Remove the edge or repair its weight."
+        )
+    negative = np.flatnonzero(values < 0)
+    if negative.size and not signed:
+        k = negative[0]
+        raise ValueError(
+            f"`weights` must not be negative, but edge {k}, ({pairs[0, k]}, {pairs[1, k]}), has weight {values[k]}. "
+            "Pass signed=True to allow negative weights."
+        )
+    return values
+
+
+def _row_totals(indptr: Array, values: Array) -> Array:
+    row_ptr = torch.from_numpy(indptr)
+    return segments.last(segments.cumulative_sum(torch.from_numpy(values), row_ptr), row_ptr).numpy()

@@ -1,0 +1,159 @@
+"""What every mask can do."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any, NamedTuple, Self
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from topomask.graph import Graph
+from topomask.ops.sparse_product import Pattern, spmm
+
+# Numbers in the product of one chunk of features when attention goes through mask products.
+_ELEMENTS_PER_CHUNK = 1 << 24
+
+
+class Entries(NamedTuple):
+    """The nonzero entries of a mask, block-diagonal over heads."""
+
+    pattern: Pattern  # [H * N_q, H * N_k]
+    values: Tensor  # [P]
+    magnitudes: Tensor  # [P], the entries of `magnitude()`; the same tensor as `values` when they are equal
+
+
+class Mask(nn.Module, ABC):
+    r"""A linear operator M on the tokens, per head, with a fast product.
+
+    Parameters belong to the mask, the graph is data: :meth:`on` binds the same parameters to another graph.
+    A subclass says how to multiply (:meth:`matmul`, :meth:`rmatmul`), what it is (:meth:`to_dense`) and what dominates it
+    (:meth:`magnitude`). It may add :meth:`entries` where it is sparse, and replace :meth:`attend` by something faster.
+
+    Attributes:
+        num_heads: Heads H; a mask with one head serves any number of heads.
+        num_queries: Rows.
+        num_keys: Columns.
+    """
+
+    num_heads: int
+    num_queries: int
+    num_keys: int
+
+    @abstractmethod
+    def matmul(self, x: Tensor) -> Tensor:
+        """M x for x [..., H, N_k, C]."""
+
+    @abstractmethod
+    def rmatmul(self, x: Tensor) -> Tensor:
+        """M^T x for x [..., H, N_q, C]."""
+
+    @abstractmethod
+    def to_dense(self) -> Tensor:
+        """M as a dense tensor, [H, N_q, N_k], for small graphs and tests."""
+
+    @abstractmethod
+    def magnitude(self) -> Mask:
+        """A mask that dominates |M| entry by entry: every parameter replaced by its absolute value."""
+
+    @property
+    @abstractmethod
+    def product_cost(self) -> int:
+        """Multiply-adds of one product with one column, over all heads."""
+
+    @property
+    def num_pairs_bound(self) -> int | None:
+        """A bound on the number of entries that is cheap to know; None when the mask is not sparse."""
+        return None
+
+    @property
+    def key_groups(self) -> Tensor | None:
+        """Which graph of a batch every key belongs to, [N_k]; None when there is one graph."""
+        return None
+
+    def entries(self) -> Entries:
+        """The nonzero entries, where the mask is sparse."""
+        raise ValueError(f"{type(self).__name__} has no sparse entries. Use strategy 'features' or 'dense'.")
+
+    def product(self) -> Callable[[Tensor], Tensor]:
+        """The product as a function, with all that depends on parameters alone computed once."""
+        return self.matmul
+
+    def on(self, graph: Graph, features: Any = None) -> Self:
+        """The same parameters on another graph."""
+        raise ValueError(f"{type(self).__name__} belongs to no graph, so it cannot be moved to {graph}.")
+
+    def select(self, query_nodes: Tensor | None, key_nodes: Tensor | None) -> Mask:
+        """The rows ``query_nodes`` and columns ``key_nodes``; None keeps all."""
+        from topomask.masks.selected import SelectedMask
+
+        return SelectedMask(self, query_nodes, key_nodes)
+
+    def attend(self, phi_q: Tensor, phi_k: Tensor, v: Tensor) -> Tensor:
+        r"""Unnormalised masked linear attention :math:`\sum_j M_{ij}\,\phi(q_i)^\top\phi(k_j)\,v_j`.
+
+        Goes through products with the mask, some features at a time, so memory stays that of the inputs.
+
+        Args:
+            phi_q: Query features, [..., H, N_q, M].
+            phi_k: Key features, [..., H, N_k, M].
+            v: Values, [..., H, N_k, D].
+
+        Returns:
+            [..., H, N_q, D].
+        """
+        product = self.product()
+        num_features, width = phi_q.shape[-1], v.shape[-1]
+
+        def part(phi_q: Tensor, phi_k: Tensor, v: Tensor) -> Tensor:
+            spread = phi_k.unsqueeze(-1) * v.unsqueeze(-2)  # [..., N_k, chunk, D]
+            mixed = product(spread.flatten(-2)).unflatten(-1, spread.shape[-2:])
+            return torch.einsum("...ia,...iad->...id", phi_q, mixed)
+
+        step = max(1, min(num_features, _ELEMENTS_PER_CHUNK // max(1, v.numel())))
+        if step == num_features:
+            return part(phi_q, phi_k, v)
+        out = v.new_zeros(*phi_q.shape[:-1], width)
+        for start in range(0, num_features, step):
+            chunk = slice(start, start + step)
+            # Recomputed in the backward pass: kept products would take [N, M, D] numbers.
+            out = out + checkpoint(part, phi_q[..., chunk], phi_k[..., chunk], v, use_reentrant=False)
+        return out
+
+    def __matmul__(self, x: Tensor) -> Tensor:
+        if x.ndim < 3 or x.shape[-2] != self.num_keys or (self.num_heads > 1 and x.shape[-3] != self.num_heads):
+            raise ValueError(
+                f"`x` must have shape [..., num_heads={self.num_heads}, num_keys={self.num_keys}, C], "
+                f"but has shape {tuple(x.shape)}. Put heads before nodes with x.transpose(-2, -3)."
+            )
+        return self.matmul(x)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """M x, as ``mask @ x``."""
+        return self @ x
+
+    def _view(self) -> Self:
+        """A mask with the same parameters and modules whose other attributes can be set apart."""
+        view = type(self).__new__(type(self))
+        view.__dict__.update(self.__dict__)
+        for registry in ("_parameters", "_buffers", "_modules"):
+            view.__dict__[registry] = dict(self.__dict__[registry])
+        return view
+
+    def extra_repr(self) -> str:
+        """Shown when the module is printed."""
+        return f"num_heads={self.num_heads}, num_queries={self.num_queries}, num_keys={self.num_keys}"
+
+
+def sparse_multiply(pattern: Pattern, values: Tensor, x: Tensor, num_heads: int) -> Tensor:
+    """A matrix that is block-diagonal over ``num_heads`` heads times x [..., H, N, C], to [..., H, R, C]."""
+    first = -2 if num_heads == 1 else -3
+    moved = x.movedim(tuple(range(first, -1)), tuple(range(-1 - first)))  # heads and nodes, or nodes, come first
+    rest = moved.shape[-1 - first :]
+    dtype = torch.promote_types(x.dtype, values.dtype)
+    flat = spmm(pattern, values.to(dtype), moved.reshape(pattern.shape[1], -1).to(dtype))
+    heads = () if num_heads == 1 else (num_heads,)
+    out = flat.reshape(*heads, pattern.shape[0] // num_heads, *rest)
+    return out.movedim(tuple(range(-1 - first)), tuple(range(first, -1))).to(x.dtype)

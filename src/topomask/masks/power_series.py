@@ -1,0 +1,166 @@
+"""The exact power series of the adjacency matrix."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from topomask.graph import Graph, Normalization
+from topomask.masks.base import Mask, sparse_multiply
+from topomask.ops import segments
+from topomask.ops.sparse_product import Pattern, make_pattern
+
+
+class PowerSeriesMask(Mask):
+    r"""An exact power series of the adjacency matrix, by repeated sparse products.
+
+    .. math:: M = \sum_{k=0}^{K} \alpha_k W^k
+
+    A product takes O(K E) by Horner's rule and nothing of size N x N.
+
+    Args:
+        graph: The graph.
+        coefficients: :math:`\alpha`, [K + 1] or [H, K + 1]; learnable. See :mod:`topomask.series` for named kernels.
+        normalization: ``"sym"``, ``"row"`` or ``"none"``, see :meth:`topomask.Graph.adjacency`.
+        edge_weights: Weights to use instead of the graph's, one per entry of ``graph.to_edge_index()``; differentiable.
+            On an undirected graph, the two directions of an edge are averaged.
+
+    Example:
+        >>> import torch, topomask as tm
+        >>> mask = tm.PowerSeriesMask(tm.path_graph(3), tm.series.heat(8))
+        >>> mask.to_dense().shape
+        torch.Size([1, 3, 3])
+
+    References:
+        Reid et al. (2025), Eq. 4.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        coefficients: Tensor,
+        *,
+        normalization: Normalization | None = None,
+        edge_weights: Tensor | None = None,
+    ) -> None:
+        super().__init__()
+        coefficients = torch.as_tensor(coefficients)
+        if coefficients.ndim not in (1, 2) or not coefficients.shape[-1]:
+            raise ValueError(
+                f"`coefficients` must have shape [K + 1] or [H, K + 1], but has shape {tuple(coefficients.shape)}."
+            )
+        if not coefficients.is_floating_point():
+            coefficients = coefficients.to(torch.get_default_dtype())
+        heads = coefficients if coefficients.ndim == 2 else coefficients[None]
+        self.coefficients = nn.Parameter(heads.detach().clone())
+        self.num_heads = len(heads)
+        self.edge_weights = edge_weights
+        self._normalization = normalization
+        self._is_magnitude = False
+        self._bind(graph)
+
+    def _bind(self, graph: Graph) -> None:
+        adjacency = graph.adjacency(self._normalization)
+        tensors = graph.tensors
+        if self.edge_weights is not None and self.edge_weights.shape != tensors.columns.shape:
+            raise ValueError(
+                f"`edge_weights` must have shape [{len(tensors.columns)}], one per entry of graph.to_edge_index(), "
+                f"but has shape {tuple(self.edge_weights.shape)}."
+            )
+        self.graph = graph
+        self.num_queries = self.num_keys = graph.num_nodes
+        self._groups = torch.tensor(graph.graph_index) if graph.num_graphs > 1 else None
+        self._pattern = make_pattern(tensors.row_ptr, tensors.columns, graph.num_nodes)
+        self._adjacency = torch.from_numpy(adjacency.data)
+
+    def on(self, graph: Graph, features: Any = None) -> Self:
+        """The same coefficients on another graph."""
+        if features is not None:
+            raise ValueError("`features` are walks, but PowerSeriesMask is exact and takes none. Leave them out.")
+        if self.edge_weights is not None:
+            raise ValueError("This mask has `edge_weights` of its own graph. Build a new one for another graph.")
+        view = self._view()
+        view._bind(graph)
+        view._move(self._adjacency.device)
+        return view
+
+    def adjacency_values(self) -> Tensor:
+        """The entries of W, [nnz], differentiable in the edge weights."""
+        values = self._adjacency
+        if self.edge_weights is not None:
+            values = self._normalize(self.edge_weights)
+        return values.abs() if self._is_magnitude else values
+
+    def _normalize(self, weights: Tensor) -> Tensor:
+        pattern = self._pattern
+        row, column = segments.index(pattern.row_ptr), pattern.columns
+        if not self.graph.directed:
+            # The pattern is symmetric, so the column order lists the reverse of every edge.
+            weights = (weights + weights[pattern.order]) / 2
+        normalization = self.graph.check_normalization(self._normalization)
+        if normalization == "none":
+            return weights
+        degrees = weights.new_zeros(self.num_queries).index_add(0, row, weights.abs())
+        scale = (degrees[row] * degrees[column]).sqrt() if normalization == "sym" else degrees[row]
+        return weights / torch.where(scale > 0, scale, 1.0)
+
+    def _series(self, pattern: Pattern, x: Tensor, values: Tensor) -> Tensor:
+        alpha = self.coefficients.abs() if self._is_magnitude else self.coefficients
+        dtype = torch.promote_types(x.dtype, torch.float32)
+        alpha, values, x_fine = alpha.to(dtype), values.to(dtype), x.to(dtype)
+        out = alpha[:, -1, None, None] * x_fine
+        for k in range(alpha.shape[1] - 2, -1, -1):
+            out = sparse_multiply(pattern, values, out, 1) + alpha[:, k, None, None] * x_fine
+        return out.to(x.dtype)
+
+    def product(self) -> Callable[[Tensor], Tensor]:
+        """Multiplication by M with the entries of W computed once."""
+        values = self.adjacency_values()
+        return lambda x: self._series(self._pattern, x, values)
+
+    def matmul(self, x: Tensor) -> Tensor:
+        """Horner's rule with W."""
+        return self.product()(x)
+
+    def rmatmul(self, x: Tensor) -> Tensor:
+        """Horner's rule with W^T."""
+        return self._series(self._pattern.transposed, x, self.adjacency_values()[self._pattern.order])
+
+    def to_dense(self) -> Tensor:
+        """M, [H, N, N]."""
+        dtype = torch.promote_types(self.coefficients.dtype, torch.float32)
+        eye = torch.eye(self.num_keys, dtype=dtype, device=self.coefficients.device)
+        return self.matmul(eye.expand(self.num_heads, -1, -1))
+
+    def magnitude(self) -> PowerSeriesMask:
+        """The series of \\|W\\| with coefficients \\|alpha\\|."""
+        if self._is_magnitude:
+            return self
+        view = self._view()
+        view._is_magnitude = True
+        return view
+
+    @property
+    def product_cost(self) -> int:
+        """Entries of W times the order, per head."""
+        return self.num_heads * (self.coefficients.shape[1] - 1) * (len(self._adjacency) + self.num_keys)
+
+    @property
+    def key_groups(self) -> Tensor | None:
+        """Which graph every key belongs to."""
+        return self._groups
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        super()._apply(fn, recurse)
+        device = fn(torch.empty(0, device=self._adjacency.device)).device
+        if device.type != "meta":
+            self._move(device)
+        return self
+
+    def _move(self, device: torch.device) -> None:
+        self._pattern = self._pattern.to(device)
+        self._adjacency = self._adjacency.to(device)
+        self._groups = None if self._groups is None else self._groups.to(device)

@@ -1,0 +1,173 @@
+"""Tokens that see and are seen by all, in front of a mask."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from topomask.graph import Graph
+from topomask.masks.base import Entries, Mask
+from topomask.ops import segments
+from topomask.ops.sparse_product import make_pattern
+
+
+class PrefixMask(Mask):
+    r"""A mask with tokens in front that see and are seen by all, such as CLS tokens.
+
+    .. math:: M' = \begin{pmatrix} 1 & 1 \\ 1 & M \end{pmatrix}
+
+    On a batch of graphs every graph gets its own prefix tokens, which see that graph alone. The tokens come in the order
+    (prefix of graph 1, prefix of graph 2, ..., nodes).
+
+    Args:
+        mask: The mask on the nodes.
+        num_prefix: Prefix tokens per graph.
+
+    Example:
+        >>> import torch, topomask as tm
+        >>> tm.PrefixMask(tm.DenseMask(torch.zeros(2, 2))).to_dense()
+        tensor([[[1., 1., 1.],
+                 [1., 0., 0.],
+                 [1., 0., 0.]]])
+    """
+
+    def __init__(self, mask: Mask, num_prefix: int = 1) -> None:
+        super().__init__()
+        if not isinstance(num_prefix, int) or num_prefix < 1:
+            raise ValueError(f"`num_prefix` must be an integer of at least 1, but is {num_prefix!r}.")
+        if mask.num_queries != mask.num_keys:
+            raise ValueError(f"`mask` must be square, but has {mask.num_queries} queries and {mask.num_keys} keys.")
+        self.mask = mask
+        self.num_prefix = num_prefix
+
+    @property
+    def num_heads(self) -> int:  # type: ignore[override]
+        """Heads of the mask on the nodes."""
+        return self.mask.num_heads
+
+    @property
+    def num_queries(self) -> int:  # type: ignore[override]
+        """Prefix tokens and nodes."""
+        return self.num_prefix * self._num_graphs + self.mask.num_queries
+
+    num_keys = num_queries  # type: ignore[assignment]
+
+    @property
+    def _num_graphs(self) -> int:
+        groups = self.mask.key_groups
+        return 1 if groups is None else int(groups[-1]) + 1
+
+    @property
+    def key_groups(self) -> Tensor | None:
+        """Which graph every token belongs to."""
+        groups = self.mask.key_groups
+        if groups is None:
+            return None
+        prefix = torch.arange(self._num_graphs, device=groups.device).repeat_interleave(self.num_prefix)
+        return torch.cat([prefix, groups])
+
+    def _total(self, x: Tensor) -> Tensor:
+        """Sums over the tokens of every graph, [..., G, C]."""
+        groups = self.key_groups
+        if groups is None:
+            return x.sum(dim=-2, keepdim=True)
+        return x.new_zeros(*x.shape[:-2], self._num_graphs, x.shape[-1]).index_add(-2, groups, x)
+
+    def _spread(self, totals: Tensor, groups: Tensor | None, count: int) -> Tensor:
+        return totals.expand(*totals.shape[:-2], count, -1) if groups is None else totals[..., groups, :]
+
+    def _multiply(self, x: Tensor, nodes: Tensor) -> Tensor:
+        """Join the product of the nodes with what prefix tokens send and receive."""
+        start = self.num_prefix * self._num_graphs
+        groups = self.key_groups
+        is_prefix = torch.arange(x.shape[-2], device=x.device)[:, None] < start
+        all_tokens, prefix = self._total(x), self._total(x * is_prefix)
+        to_prefix = self._spread(all_tokens, None if groups is None else groups[:start], start)
+        to_nodes = self._spread(prefix, self.mask.key_groups, self.mask.num_queries)
+        return torch.cat([to_prefix, nodes + to_nodes], dim=-2)
+
+    def matmul(self, x: Tensor) -> Tensor:
+        """M' x."""
+        return self._multiply(x, self.mask @ x[..., self.num_prefix * self._num_graphs :, :])
+
+    def rmatmul(self, x: Tensor) -> Tensor:
+        """M'^T x."""
+        return self._multiply(x, self.mask.rmatmul(x[..., self.num_prefix * self._num_graphs :, :]))
+
+    def to_dense(self) -> Tensor:
+        """M', [H, N, N]."""
+        nodes = self.mask.to_dense()
+        groups = self.key_groups
+        start = self.num_prefix * self._num_graphs
+        same = (
+            nodes.new_ones(self.num_queries, self.num_queries)
+            if groups is None
+            else (groups[:, None] == groups).to(nodes.dtype)
+        )
+        top = same[:start].expand(self.num_heads, -1, -1)
+        left = same[start:, :start].expand(self.num_heads, -1, -1)
+        return torch.cat([top, torch.cat([left, nodes], dim=2)], dim=1)
+
+    def magnitude(self) -> PrefixMask:
+        """The prefix in front of the magnitude of the mask."""
+        inner = self.mask.magnitude()
+        return self if inner is self.mask else PrefixMask(inner, self.num_prefix)
+
+    def entries(self) -> Entries:
+        """The entries of the mask, and ones between a prefix token and every token of its graph."""
+        inner = self.mask.entries()
+        heads, start, size = self.num_heads, self.num_prefix * self._num_graphs, self.num_queries
+        pattern, device = inner.pattern, inner.values.device
+        head, row = _split(segments.index(pattern.row_ptr), self.mask.num_queries)
+        node = (
+            (head * size + start + row) * (heads * size)
+            + head * size
+            + start
+            + _split(pattern.columns, self.mask.num_keys)[1]
+        )
+        extra = self._prefix_places(device)
+        extra = (torch.arange(heads, device=device)[:, None] * (size * heads * size + size) + extra).flatten()
+        keys, order = torch.cat([node, extra]).sort()
+        row_counts = torch.bincount(keys // (heads * size), minlength=heads * size)
+        joined = make_pattern(segments.pointers(row_counts), keys % (heads * size), heads * size)
+        ones = inner.values.new_ones(len(extra))
+        values = torch.cat([inner.values, ones])[order]
+        if inner.magnitudes is inner.values:
+            return Entries(joined, values, values)
+        return Entries(joined, values, torch.cat([inner.magnitudes, ones])[order])
+
+    def _prefix_places(self, device: torch.device) -> Tensor:
+        """Places row * (H * N) + column, in the first head, of the ones that the prefix adds."""
+        start, size, groups = self.num_prefix * self._num_graphs, self.num_queries, self.key_groups
+        if groups is None:
+            groups = torch.zeros(size, dtype=torch.int64, device=device)
+        token = torch.arange(size, device=device)
+        # Every token meets the prefix tokens of its graph.
+        prefix = groups[:, None] * self.num_prefix + torch.arange(self.num_prefix, device=device)
+        width = self.num_heads * size
+        down = (token[:, None] * width + prefix).flatten()
+        across = (prefix[start:] * width + token[start:, None]).flatten()
+        return torch.cat([down, across])
+
+    @property
+    def num_pairs_bound(self) -> int | None:
+        """Entries of the mask and of the prefix."""
+        inner = self.mask.num_pairs_bound
+        return None if inner is None else inner + 2 * self.num_heads * self.num_prefix * self.num_queries
+
+    @property
+    def product_cost(self) -> int:
+        """The mask's, and one pass over the tokens."""
+        return self.mask.product_cost + 2 * self.num_heads * self.num_queries
+
+    def on(self, graph: Graph, features: Any = None) -> Self:
+        """The prefix in front of the same mask on another graph."""
+        view = self._view()
+        view._modules["mask"] = self.mask.on(graph, features)
+        return view
+
+
+def _split(index: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    return index // size, index % size

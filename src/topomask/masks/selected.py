@@ -1,0 +1,99 @@
+"""Some rows and columns of a mask."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from topomask.masks.base import Entries, Mask
+from topomask.ops import segments
+from topomask.ops.sparse_product import make_pattern
+
+
+class SelectedMask(Mask):
+    """The rows ``query_nodes`` and columns ``key_nodes`` of a mask, for cross-attention.
+
+    Args:
+        mask: The mask.
+        query_nodes: Node of every query, [N_q]. Default: all nodes in order.
+        key_nodes: Node of every key, [N_k]. Default: all nodes in order.
+    """
+
+    def __init__(self, mask: Mask, query_nodes: Tensor | None = None, key_nodes: Tensor | None = None) -> None:
+        super().__init__()
+        self.mask = mask
+        self._query_nodes, self._key_nodes = query_nodes, key_nodes
+        self.num_heads = mask.num_heads
+        self.num_queries = mask.num_queries if query_nodes is None else len(query_nodes)
+        self.num_keys = mask.num_keys if key_nodes is None else len(key_nodes)
+
+    def matmul(self, x: Tensor) -> Tensor:
+        """Put keys on their nodes, multiply, and read the queries' nodes."""
+        return _gather(self.mask.matmul(_scatter(x, self._key_nodes, self.mask.num_keys)), self._query_nodes)
+
+    def rmatmul(self, x: Tensor) -> Tensor:
+        """Put queries on their nodes, multiply, and read the keys' nodes."""
+        return _gather(self.mask.rmatmul(_scatter(x, self._query_nodes, self.mask.num_queries)), self._key_nodes)
+
+    def to_dense(self) -> Tensor:
+        """The submatrix, [H, N_q, N_k]."""
+        return _gather(_gather(self.mask.to_dense(), self._query_nodes).mT, self._key_nodes).mT
+
+    def magnitude(self) -> SelectedMask:
+        """The same places of the mask's magnitude."""
+        inner = self.mask.magnitude()
+        return self if inner is self.mask else SelectedMask(inner, self._query_nodes, self._key_nodes)
+
+    def entries(self) -> Entries:
+        """The entries of the mask in these rows and columns."""
+        inner = self.mask.entries()
+        pattern, heads = inner.pattern, self.num_heads
+        rows = _per_head(self._query_nodes, self.mask.num_queries, heads, pattern.columns.device)
+        keys = _per_head(self._key_nodes, self.mask.num_keys, heads, pattern.columns.device)
+        counts = pattern.row_ptr.diff()[rows]
+        entry = segments.ranges(pattern.row_ptr[rows], counts)
+        # A node may hold several keys, or none.
+        order = keys.argsort(stable=True)
+        keys_ptr = segments.pointers(torch.bincount(keys, minlength=heads * self.mask.num_keys))
+        node = pattern.columns[entry]
+        copies = keys_ptr.diff()[node]
+        columns = order[segments.ranges(keys_ptr[node], copies)]
+        entry = torch.repeat_interleave(entry, copies)
+        row = torch.repeat_interleave(segments.index(segments.pointers(counts)), copies)
+        sorting = (row * len(keys) + columns).argsort()
+        row_ptr = segments.pointers(torch.bincount(row, minlength=len(rows)))
+        chosen = make_pattern(row_ptr, columns[sorting], len(keys))
+        entry = entry[sorting]
+        values = inner.values[entry]
+        return Entries(chosen, values, values if inner.magnitudes is inner.values else inner.magnitudes[entry])
+
+    @property
+    def num_pairs_bound(self) -> int | None:
+        """The bound of the whole mask, which is computed first."""
+        return self.mask.num_pairs_bound
+
+    @property
+    def product_cost(self) -> int:
+        """The cost of the whole mask."""
+        return self.mask.product_cost
+
+    @property
+    def key_groups(self) -> Tensor | None:
+        """Which graph every key belongs to."""
+        groups = self.mask.key_groups
+        return groups if groups is None or self._key_nodes is None else groups[self._key_nodes.to(groups.device)]
+
+
+def _per_head(nodes: Tensor | None, size: int, num_heads: int, device: torch.device) -> Tensor:
+    chosen = torch.arange(size, device=device) if nodes is None else nodes.to(device)
+    return (torch.arange(num_heads, device=device)[:, None] * size + chosen).flatten()
+
+
+def _gather(x: Tensor, nodes: Tensor | None) -> Tensor:
+    return x if nodes is None else x.index_select(-2, nodes.to(x.device))
+
+
+def _scatter(x: Tensor, nodes: Tensor | None, size: int) -> Tensor:
+    if nodes is None:
+        return x
+    return x.new_zeros(*x.shape[:-2], size, x.shape[-1]).index_add(-2, nodes.to(x.device), x)

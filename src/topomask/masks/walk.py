@@ -1,0 +1,431 @@
+"""The mask of graph random features."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from topomask import theory
+from topomask.graph import Graph, Normalization
+from topomask.masks.base import Entries, Mask, sparse_multiply
+from topomask.modulation import Modulation
+from topomask.ops.pair_values import count_triples, pair_pattern, pair_values
+from topomask.ops.sparse_product import Pattern
+from topomask.walks import SAMPLER_VERSION, Coupling, WalkFeatures, sample_features
+
+Features = WalkFeatures | tuple[WalkFeatures, WalkFeatures]
+
+
+@dataclass(frozen=True)
+class _Settings:
+    """All that decides the walks, apart from the graph."""
+
+    num_walks: int
+    max_length: int
+    halt_prob: float
+    coupling: Coupling
+    num_heads: int
+    normalization: Normalization | None
+    symmetric: bool
+    shared_walks: bool
+    seed: int
+
+    def sample(self, graph: Graph) -> Features:
+        """Walks of queries and keys; one set where keys have none of their own."""
+        walks = {
+            name: getattr(self, name) for name in ("num_walks", "max_length", "halt_prob", "coupling", "num_heads")
+        }
+        walks |= {"seed": self.seed, "normalization": self.normalization}
+        query = sample_features(graph, **walks, ensemble="query")
+        if not self.symmetric or self.shared_walks:
+            return query
+        return query, sample_features(graph, **walks, ensemble="key")
+
+
+@dataclass(frozen=True, eq=False)
+class _Walks:
+    """Features of queries and keys, and the pattern of their product, which is computed once."""
+
+    query: WalkFeatures
+    key: WalkFeatures | None
+
+    @property
+    def loads(self) -> Tensor:
+        return self.query.loads
+
+    @cached_property
+    def num_triples(self) -> int:
+        if self.key is None:
+            return self.query.num_nonzeros
+        return count_triples(self.query.pattern, self.key.pattern)
+
+    @cached_property
+    def pairs(self) -> Pattern:
+        if self.key is None:
+            return self.query.pattern
+        return pair_pattern(self.query.pattern, self.key.pattern)
+
+    @cached_property
+    def signed(self) -> bool:
+        return self.query.signed or (self.key is not None and self.key.signed)
+
+    def to(self, device: torch.device, dtype: torch.dtype) -> _Walks:
+        query = self.query.to(device, dtype)
+        if query is self.query:
+            return self
+        if self.key is self.query:
+            return _Walks(query, query)
+        return _Walks(query, None if self.key is None else self.key.to(device, dtype))
+
+
+class WalkMask(Mask):
+    r"""A learnable power series of the adjacency matrix, estimated by graph random features in O(N).
+
+    .. math:: \hat M = \Phi_q \Phi_k^\top, \qquad \Phi = \sum_l f_l\,\mathrm{load}_{\cdot\cdot l}, \qquad
+        \mathbb{E}\,\hat M = \sum_k \alpha_k W^k, \quad \alpha = f * f
+
+    Walks are frozen; the modulation f is learnt. With ``symmetric=False`` only queries walk, :math:`\hat M = \Phi` and
+    :math:`\alpha = f`.
+
+    Args:
+        graph: The graph.
+        num_walks: Walkers per node, head and ensemble.
+        max_length: Longest walk L.
+        num_heads: Heads; each has its own walks and its own f.
+        halt_prob: Probability to stop before each step.
+        coupling: ``"repelling"``, ``"antithetic"`` or ``"iid"``, see :func:`topomask.sample_features`.
+        normalization: ``"sym"``, ``"row"`` or ``"none"``, see :meth:`topomask.Graph.adjacency`.
+        symmetric: Whether keys walk too. Symmetric features need a symmetric W.
+        shared_walks: Let keys use the walks of queries, as the paper does. The diagonal is then biased upwards.
+        f: Initial modulation, [L + 1] or [H, L + 1]. Default: :math:`2^{-l}`.
+        positive: Keep f positive.
+        seed: Seed of the walks. Default: drawn from torch's generator, so that every mask walks differently.
+        features: Walks already sampled: those of the queries, or (queries, keys).
+        save_walks: Store the walks in ``state_dict``. Otherwise it holds what is needed to sample them again.
+
+    Example:
+        >>> import torch, topomask as tm
+        >>> mask = tm.WalkMask(tm.grid_graph(8, 8), num_heads=2, seed=0)
+        >>> (mask @ torch.randn(2, 64, 16)).shape
+        torch.Size([2, 64, 16])
+
+    References:
+        Reid et al. (2025), Alg. 1 and Alg. 2.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        num_walks: int = 20,
+        max_length: int = 10,
+        num_heads: int = 1,
+        *,
+        halt_prob: float = 0.0,
+        coupling: Coupling = "repelling",
+        normalization: Normalization | None = None,
+        symmetric: bool = True,
+        shared_walks: bool = False,
+        f: Tensor | None = None,
+        positive: bool = False,
+        seed: int | None = None,
+        features: Features | None = None,
+        save_walks: bool = False,
+    ) -> None:
+        super().__init__()
+        if shared_walks and not symmetric:
+            raise ValueError("`shared_walks` is True, but keys do not walk when symmetric=False. Leave it out.")
+        if seed is None:
+            seed = int(torch.randint(2**62, (), device="cpu"))
+        self.num_heads = num_heads
+        self.save_walks = save_walks
+        self._settings = _Settings(
+            num_walks, max_length, float(halt_prob), coupling, num_heads, normalization, symmetric, shared_walks, seed
+        )
+        self._is_magnitude = False
+        self._bind(graph, features)
+        self.modulation = Modulation(num_heads, max_length, f, positive)
+        theory.warn_if_variance_explodes(self.modulation().detach(), halt_prob)
+
+    @property
+    def symmetric(self) -> bool:
+        """Whether keys walk too."""
+        return self._settings.symmetric
+
+    @property
+    def seed(self) -> int:
+        """Seed of the walks."""
+        return self._settings.seed
+
+    @property
+    def features(self) -> Features:
+        """The walks of the queries, or (queries, keys) where keys have their own."""
+        walks = self._walks
+        return walks.query if walks.key is None or walks.key is walks.query else (walks.query, walks.key)
+
+    def sample(self, graph: Graph) -> Features:
+        """Walks of this mask on another graph, for :meth:`on`; a data loader can do this ahead of time."""
+        return self._settings.sample(graph)
+
+    def resample(self, seed: int) -> None:
+        """Draw new walks on the same graph."""
+        self._settings = _Settings(**(asdict(self._settings) | {"seed": seed}))
+        loads = self._walks.loads
+        self._bind(self.graph)
+        self._walks = self._walks.to(loads.device, loads.dtype)
+
+    def on(self, graph: Graph, features: Any = None) -> Self:
+        """The same parameters on another graph, with new walks or with ``features`` already sampled on it.
+
+        Args:
+            graph: The other graph, or a batch.
+            features: What :meth:`sample` gave for it. Default: sampled here, with this mask's seed.
+        """
+        view = self._view()
+        view._bind(graph, features)
+        view._walks = view._walks.to(self._walks.loads.device, self._walks.loads.dtype)
+        return view
+
+    def _bind(self, graph: Graph, features: Features | None = None) -> None:
+        settings = self._settings
+        normalization = graph.check_normalization(settings.normalization)
+        if settings.symmetric and (graph.directed or normalization == "row"):
+            raise ValueError(
+                f"Symmetric features estimate sums of W^k (W^T)^l, which is a power series only for a symmetric W, but "
+                f"the graph is {'directed' if graph.directed else 'undirected'} and `normalization` is "
+                f"{normalization!r}. Pass symmetric=False, which estimates sum_k f_k W^k on any graph."
+            )
+        if features is None:
+            features = settings.sample(graph)
+        query, key = features if isinstance(features, tuple) else (features, features)
+        for part in (query, key):
+            _check_features(part, graph, settings)
+        self.graph = graph
+        self.num_queries = self.num_keys = graph.num_nodes
+        self._groups = torch.tensor(graph.graph_index) if graph.num_graphs > 1 else None
+        self._walks = _Walks(query, key if settings.symmetric else None)
+
+    def f(self) -> Tensor:
+        """The modulation, [H, L + 1]."""
+        return self.modulation().abs() if self._is_magnitude else self.modulation()
+
+    @property
+    def _positive(self) -> bool:
+        return self._is_magnitude or (self.modulation.positive and not self._walks.signed)
+
+    def magnitude(self) -> WalkMask:
+        """The same walks with \\|f\\| and \\|load\\|."""
+        if self._positive:
+            return self
+        view = self._view()
+        view._is_magnitude = True
+        return view
+
+    def _values(self, absolute: bool) -> tuple[Tensor, Tensor | None]:
+        f = self.f().abs() if absolute else self.f()
+        walks = self._walks
+        query = walks.query.values(f, absolute=absolute)
+        if walks.key is None:
+            return query, None
+        return query, query if walks.key is walks.query else walks.key.values(f, absolute=absolute)
+
+    def product(self) -> Callable[[Tensor], Tensor]:
+        """Multiplication by M with the values of the features computed once."""
+        query, key = self._values(self._is_magnitude)
+        return lambda x: self._multiply(query, key, x)
+
+    def _multiply(self, query: Tensor, key: Tensor | None, x: Tensor) -> Tensor:
+        if self._walks.key is not None and key is not None:
+            pattern = self._walks.key.pattern
+            x = sparse_multiply(pattern.transposed, key[pattern.order], x, self.num_heads)
+        return sparse_multiply(self._walks.query.pattern, query, x, self.num_heads)
+
+    def matmul(self, x: Tensor) -> Tensor:
+        """Phi_q (Phi_k^T x)."""
+        return self.product()(x)
+
+    def rmatmul(self, x: Tensor) -> Tensor:
+        """Phi_k (Phi_q^T x)."""
+        query, key = self._values(self._is_magnitude)
+        pattern = self._walks.query.pattern
+        x = sparse_multiply(pattern.transposed, query[pattern.order], x, self.num_heads)
+        if self._walks.key is None or key is None:
+            return x
+        return sparse_multiply(self._walks.key.pattern, key, x, self.num_heads)
+
+    def to_dense(self) -> Tensor:
+        """M_hat, [H, N, N]."""
+        query, key = self._values(self._is_magnitude)
+        dense_query = self._walks.query.densify(query)
+        if self._walks.key is None or key is None:
+            return dense_query
+        return dense_query @ self._walks.key.densify(key).mT
+
+    def entries(self) -> Entries:
+        """Where walks of queries and keys meet; the pattern is computed once for frozen walks."""
+        values = self._pair_values(self._is_magnitude)
+        return Entries(self._walks.pairs, values, values if self._positive else self._pair_values(absolute=True))
+
+    def _pair_values(self, absolute: bool) -> Tensor:
+        query, key = self._values(absolute)
+        if self._walks.key is None or key is None:
+            return query
+        return pair_values(self._walks.pairs, self._walks.query.pattern, self._walks.key.pattern, query, key)
+
+    @property
+    def num_pairs_bound(self) -> int:
+        """Pairs of walks that meet: at least the number of entries, and the work to compute them."""
+        return self._walks.num_triples
+
+    @property
+    def product_cost(self) -> int:
+        """Nonzeros of the features."""
+        key = 0 if self._walks.key is None else self._walks.key.num_nonzeros
+        return self._walks.query.num_nonzeros + key
+
+    @property
+    def key_groups(self) -> Tensor | None:
+        """Which graph every key belongs to."""
+        return self._groups
+
+    def select(self, query_nodes: Tensor | None, key_nodes: Tensor | None) -> Mask:
+        """Rows of the features of queries and of keys."""
+        if self._walks.key is None:
+            return super().select(query_nodes, key_nodes)
+        query, key = self._walks.query, self._walks.key
+        view = self._view()
+        if query_nodes is not None:
+            query = query.rows(query_nodes)
+        if key_nodes is not None:
+            key = key.rows(key_nodes)
+            view._groups = None if self._groups is None else self._groups[key_nodes.to(self._groups.device)]
+        view._walks = _Walks(query, key)
+        view.num_queries, view.num_keys = query.num_rows, key.num_rows
+        return view
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        super()._apply(fn, recurse)
+        # Walks are no buffers: they keep out of DistributedDataParallel's broadcast and never drop below float32.
+        loads = self._walks.loads
+        probe = fn(torch.empty(0, dtype=loads.dtype, device=loads.device))
+        if probe.device.type != "meta":
+            self._walks = self._walks.to(probe.device, probe.dtype)
+            self._groups = None if self._groups is None else self._groups.to(probe.device)
+        return self
+
+    def _describe(self) -> dict[str, Any]:
+        walks = self._walks
+        return asdict(self._settings) | {
+            "sampler_version": SAMPLER_VERSION,
+            "graph": self.graph.fingerprint,
+            "walks": [walks.query.fingerprint, "" if walks.key is None else walks.key.fingerprint],
+        }
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        text = json.dumps(self._describe(), sort_keys=True).encode()
+        destination[f"{prefix}walks"] = torch.tensor(list(text), dtype=torch.uint8)
+        if self.save_walks:
+            sides = {"query": self._walks.query} | ({} if self._walks.key is None else {"key": self._walks.key})
+            for side, features in sides.items():
+                for name, tensor in features.state().items():
+                    destination[f"{prefix}walks.{side}.{name}"] = tensor
+
+    def _load_from_state_dict(
+        self,
+        state_dict: dict[str, Any],
+        prefix: str,
+        local_metadata: dict[str, Any],
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        name = f"{prefix}walks"
+        stored = {key: state_dict[key] for key in state_dict if key.startswith(f"{name}.")}
+        rest = {key: value for key, value in state_dict.items() if key != name and key not in stored}
+        super()._load_from_state_dict(rest, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs)
+        if name not in state_dict:
+            missing_keys.extend([name] * strict)
+            return
+        try:
+            self._restore(bytes(state_dict[name].cpu().tolist()), {k[len(name) + 1 :]: v for k, v in stored.items()})
+        except ValueError as error:
+            if strict:
+                error_msgs.append(f"{name}: {error}")
+            else:
+                warnings.warn(f"{name}: kept this mask's own walks. {error}", stacklevel=2)
+
+    def _restore(self, text: bytes, stored: dict[str, Tensor]) -> None:
+        """Take the walks that a state dict describes: those stored in it, or the same sampled again and verified."""
+        try:
+            described = json.loads(text)
+        except (UnicodeDecodeError, json.JSONDecodeError) as error:
+            raise ValueError(
+                f"The description of the walks cannot be read ({error}). Load an intact checkpoint."
+            ) from None
+        wanted_graph, wanted_walks = described.pop("graph"), described.pop("walks")
+        version = described.pop("sampler_version")
+        settings = _Settings(**described)
+        if settings.symmetric != self.symmetric:
+            raise ValueError(f"The checkpoint has symmetric={settings.symmetric}. Build the mask with the same.")
+        if (settings.num_heads, settings.max_length) != (self._settings.num_heads, self._settings.max_length):
+            raise ValueError(
+                f"The checkpoint has num_heads={settings.num_heads} and max_length={settings.max_length}. "
+                "Build the mask with the same."
+            )
+        if wanted_graph != self.graph.fingerprint:
+            raise ValueError(
+                "The checkpoint was made on another graph. Build the mask on the same graph, load, and then call "
+                "mask.on(new_graph); or load with strict=False to keep the walks of this mask."
+            )
+        features: Features | None = None
+        if stored:
+            sides = [
+                WalkFeatures.from_state({k[len(side) + 1 :]: v for k, v in stored.items() if k.startswith(f"{side}.")})
+                for side in ("query", "key")
+                if f"{side}.sizes" in stored
+            ]
+            features = (sides[0], sides[1]) if len(sides) == 2 and not settings.shared_walks else sides[0]
+        elif version != SAMPLER_VERSION:
+            raise ValueError(
+                f"The walks were sampled by version {version} of the sampler, and this is version {SAMPLER_VERSION}. "
+                "Save the checkpoint with save_walks=True where it was made."
+            )
+        previous = self._settings, self._walks
+        self._settings = settings
+        try:
+            self._bind(self.graph, features)
+            if self._describe()["walks"] != wanted_walks:
+                raise ValueError(
+                    "Sampling again did not give the walks of the checkpoint: it was saved with features of its own. "
+                    "Save it with save_walks=True."
+                )
+        except ValueError:
+            self._settings, self._walks = previous
+            raise
+        self._walks = self._walks.to(previous[1].loads.device, previous[1].loads.dtype)
+
+    def extra_repr(self) -> str:
+        """Shown when the module is printed."""
+        s = self._settings
+        return (
+            f"{self.graph}, num_walks={s.num_walks}, max_length={s.max_length}, num_heads={s.num_heads}, "
+            f"coupling={s.coupling!r}, symmetric={s.symmetric}, seed={s.seed}"
+        )
+
+
+def _check_features(features: WalkFeatures, graph: Graph, settings: _Settings) -> None:
+    found = (features.num_rows, features.num_columns, features.num_heads, features.max_length)
+    expected = (graph.num_nodes, graph.num_nodes, settings.num_heads, settings.max_length)
+    if found != expected:
+        raise ValueError(
+            f"`features` must have (num_rows, num_columns, num_heads, max_length) = {expected}, but has {found}. "
+            "Sample them on the same graph with the same settings, as mask.sample(graph) does."
+        )

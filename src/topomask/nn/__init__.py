@@ -1,0 +1,7 @@
+"""Layers."""
+
+from topomask.feature_maps import Exp, ExponentialMap, SoftmaxFeatures
+from topomask.modulation import Modulation
+from topomask.nn.attention import MaskedAttention
+
+__all__ = ["Exp", "ExponentialMap", "MaskedAttention", "Modulation", "SoftmaxFeatures"]

@@ -1,0 +1,42 @@
+"""Counter-based random numbers: a draw is a hash of what it is for, so no order of execution can change it.
+
+Words are absorbed one after the other, each through a full mixing round; they are never added or xored to each other.
+All arithmetic is on int64 modulo 2^64, which every device does alike.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+_GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
+_FIRST = 0xBF58476D1CE4E5B9 - (1 << 64)
+_SECOND = 0x94D049BB133111EB - (1 << 64)
+
+
+def _shift_right(x: Tensor, bits: int) -> Tensor:
+    return (x >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def _mix(x: Tensor) -> Tensor:
+    x = (x ^ _shift_right(x, 30)) * _FIRST
+    x = (x ^ _shift_right(x, 27)) * _SECOND
+    return x ^ _shift_right(x, 31)
+
+
+def absorb(state: Tensor, word: Tensor | int) -> Tensor:
+    """The hash state after one more word; shapes broadcast."""
+    return _mix((state + _GOLDEN) ^ word)
+
+
+def key(*words: int) -> Tensor:
+    """The hash state [] after some plain integers."""
+    state = torch.zeros((), dtype=torch.int64, device="cpu")
+    for word in words:
+        state = absorb(state, word)
+    return state
+
+
+def uniform(state: Tensor) -> Tensor:
+    """A float64 in [0, 1) with 53 random bits."""
+    return _shift_right(state, 11).to(torch.float64) * 2.0**-53

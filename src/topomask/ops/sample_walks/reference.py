@@ -1,0 +1,214 @@
+"""Random walks from every start node at once, merged into sparse loads; pure torch.
+
+Shapes: ``R`` start nodes, ``W`` walkers per start node, ``L`` steps, ``N`` nodes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from topomask.ops import segments
+from topomask.ops.sample_walks import random
+
+# Purposes of a draw: halting and moving never share one.
+MOVE, HALT = 0, 1
+
+# Walkers that are simulated at a time; bounds the memory that does not end up in the result.
+_WALKERS_PER_CHUNK = 1 << 19
+
+
+class GraphTensors(NamedTuple):
+    """What a walk sampler reads of a graph, as CPU tensors."""
+
+    row_ptr: Tensor  # [N + 1], int64
+    columns: Tensor  # [nnz], int64, ascending in every row
+    cumulative: Tensor  # [nnz], running sum of |weights| in every row
+    signs: Tensor | None  # [nnz], None when no weight is negative
+    degrees: Tensor  # [N]
+    ids: Tensor  # [N]
+    unit_weights: bool
+
+
+@dataclass(frozen=True)
+class WalkSettings:
+    """How walks are drawn and what they leave behind."""
+
+    num_walks: int
+    max_length: int
+    halt_prob: float
+    coupling: str
+    normalization: str
+    seed: int
+    ensemble: int
+
+
+class Loads(NamedTuple):
+    """Loads of R rows as compressed sparse rows over (row, column), with (length, load) pairs inside."""
+
+    counts: Tensor  # [R], columns per row
+    columns: Tensor  # [P]
+    entry_counts: Tensor  # [P], lengths per column
+    lengths: Tensor  # [T], int16
+    loads: Tensor  # [T], float64
+
+
+class _Walkers(NamedTuple):
+    """Walkers of every row in order of the node they stand on; those that have ended come last, on node N."""
+
+    node: Tensor  # [R, W]
+    number: Tensor  # [R, W], which walker it is
+    weight: Tensor | None  # [R, W], product of W / p along the walk where it does not telescope
+
+
+class _Groups(NamedTuple):
+    """Walkers of one row that stand on the same node."""
+
+    is_first: Tensor  # [R, W]
+    index: Tensor  # [R, W], which group of its row
+    rank: Tensor  # [R, W], place in the group
+    size: Tensor  # [R, W]
+
+
+def sample_walks(graph: GraphTensors, start_nodes: Tensor, settings: WalkSettings, head: int) -> Loads:
+    """Sample walks from ``start_nodes`` [R] on ``graph`` (the tensors of a graph) for one head."""
+    rows = max(1, _WALKERS_PER_CHUNK // settings.num_walks)
+    chunks = [_sample_chunk(graph, chunk, settings, head) for chunk in start_nodes.split(rows)]
+    return Loads(*(torch.cat(parts) for parts in zip(*chunks, strict=True)))
+
+
+def _sample_chunk(graph: GraphTensors, start_nodes: Tensor, settings: WalkSettings, head: int) -> Loads:
+    num_nodes, num_rows = len(graph.row_ptr) - 1, len(start_nodes)
+    needs_weight = graph.signs is not None or settings.normalization == "none"
+    shape = (num_rows, settings.num_walks)
+    walkers = _Walkers(
+        node=start_nodes[:, None].expand(shape).contiguous(),
+        number=torch.arange(settings.num_walks).expand(shape),
+        weight=torch.ones(shape, dtype=torch.float64) if needs_weight else None,
+    )
+    groups = _group(walkers.node)
+    states = {
+        purpose: random.absorb(random.key(settings.seed, head, settings.ensemble, purpose), graph.ids[start_nodes])[
+            :, None
+        ]
+        for purpose in (MOVE, HALT)
+    }
+    records = [(torch.arange(num_rows), start_nodes, torch.ones(num_rows, dtype=torch.float64))]
+    for step in range(1, settings.max_length + 1):
+        walkers = _advance(graph, walkers, groups, states, settings, step)
+        groups = _group(walkers.node)
+        records.append(_record(graph, start_nodes, walkers, groups, settings, step))
+    return _merge(records, num_rows, num_nodes)
+
+
+def _group(node: Tensor) -> _Groups:
+    """Find runs of equal nodes in sorted rows."""
+    width = node.shape[1]
+    is_first = torch.ones_like(node, dtype=torch.bool)
+    is_first[:, 1:] = node[:, 1:] != node[:, :-1]
+    index = is_first.cumsum(dim=1) - 1
+    place = torch.arange(width).expand(node.shape)
+    first = torch.where(is_first, place, 0).cummax(dim=1).values
+    size = torch.zeros_like(node).scatter_add_(1, index, torch.ones_like(node)).gather(1, index)
+    return _Groups(is_first, index, place - first, size)
+
+
+def _advance(
+    graph: GraphTensors,
+    walkers: _Walkers,
+    groups: _Groups,
+    states: dict[int, Tensor],
+    settings: WalkSettings,
+    step: int,
+) -> _Walkers:
+    """Let every walker halt, end at a sink, or take one step; then sort the walkers by node again."""
+    num_nodes = len(graph.row_ptr) - 1
+    here = walkers.node.clamp(max=num_nodes - 1)
+    degree = graph.row_ptr[here + 1] - graph.row_ptr[here]
+    quantile, halts = _draw(graph.ids[here], walkers, groups, states, settings, step)
+    moves = (walkers.node < num_nodes) & (degree > 0) & ~halts
+    edge = _choose_edge(graph, here, degree, quantile)
+    node = (
+        torch.where(moves, graph.columns[edge], num_nodes) if len(graph.columns) else torch.full_like(here, num_nodes)
+    )
+    weight = walkers.weight
+    if weight is not None and len(graph.columns):
+        if graph.signs is not None:
+            weight = weight * graph.signs[edge]
+        if settings.normalization == "none":
+            weight = weight * graph.degrees[here]
+    node, order = node.sort(dim=1, stable=True)
+    return _Walkers(node, walkers.number.gather(1, order), None if weight is None else weight.gather(1, order))
+
+
+def _draw(
+    node_ids: Tensor, walkers: _Walkers, groups: _Groups, states: dict[int, Tensor], settings: WalkSettings, step: int
+) -> tuple[Tensor, Tensor]:
+    """The quantile [R, W] that decides where a walker goes, and whether it halts instead."""
+    halt_prob = settings.halt_prob
+    if settings.coupling == "repelling":
+        shared = random.uniform(random.absorb(random.absorb(states[MOVE], node_ids), step))
+        quantile = (groups.rank / groups.size.to(torch.float64) + shared) % 1.0
+        return (quantile - halt_prob) / (1.0 - halt_prob), quantile < halt_prob
+    quantile = random.uniform(random.absorb(random.absorb(states[MOVE], walkers.number), step))
+    if settings.coupling == "antithetic":
+        pair, second = walkers.number // 2, walkers.number % 2
+        halting = (random.uniform(random.absorb(random.absorb(states[HALT], pair), step)) + 0.5 * second) % 1.0
+    else:
+        halting = random.uniform(random.absorb(random.absorb(states[HALT], walkers.number), step))
+    return quantile, halting < halt_prob
+
+
+def _choose_edge(graph: GraphTensors, here: Tensor, degree: Tensor, quantile: Tensor) -> Tensor:
+    """The edge whose share of the node's total weight holds the quantile: its position in the columns."""
+    start, most = graph.row_ptr[here], (degree - 1).clamp(min=0)
+    target = quantile.clamp(min=0.0) * graph.degrees[here]
+    if graph.unit_weights:
+        return (start + torch.minimum(target.to(torch.int64), most)).clamp(max=max(len(graph.columns) - 1, 0))
+    low, high = torch.zeros_like(most), most
+    for _ in range(int(degree.max()).bit_length()):
+        middle = (low + high) // 2
+        # Rows without edges point past the end; their walkers do not move.
+        above = graph.cumulative[(start + middle).clamp(max=len(graph.cumulative) - 1)] > target
+        low, high = torch.where(above | (low >= high), low, middle + 1), torch.where(above, middle, high)
+    return (start + low).clamp(max=len(graph.columns) - 1)
+
+
+def _record(
+    graph: GraphTensors, start_nodes: Tensor, walkers: _Walkers, groups: _Groups, settings: WalkSettings, length: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """What the walkers leave at their ``length``-th node: (row, node, load) with equal nodes of a row merged."""
+    row, place = (groups.is_first & (walkers.node < len(graph.row_ptr) - 1)).nonzero(as_tuple=True)
+    node = walkers.node[row, place]
+    if walkers.weight is None:
+        total = groups.size[row, place].to(torch.float64)
+    else:
+        sums = torch.zeros_like(walkers.weight).scatter_add_(1, groups.index, walkers.weight)
+        total = sums[row, groups.index[row, place]]
+    if settings.normalization == "sym":
+        total = total * (graph.degrees[start_nodes[row]] / graph.degrees[node]).sqrt()
+    return row, node, total / (settings.num_walks * (1.0 - settings.halt_prob) ** length)
+
+
+def _merge(records: list[tuple[Tensor, Tensor, Tensor]], num_rows: int, num_nodes: int) -> Loads:
+    """Sort records of all lengths by (row, column, length)."""
+    num_lengths = len(records)
+    keys = torch.cat([(row * num_nodes + node) * num_lengths + length for length, (row, node, _) in enumerate(records)])
+    keys, order = keys.sort()
+    loads = torch.cat([load for _, _, load in records])[order]
+    pairs, entry_counts = torch.unique_consecutive(keys // num_lengths, return_counts=True)
+    return Loads(
+        counts=torch.bincount(pairs // num_nodes, minlength=num_rows),
+        columns=pairs % num_nodes,
+        entry_counts=entry_counts,
+        lengths=(keys % num_lengths).to(torch.int16),
+        loads=loads,
+    )
+
+
+def row_pointers(loads: Loads) -> tuple[Tensor, Tensor]:
+    """Pointers over columns [R + 1] and over entries [P + 1]."""
+    return segments.pointers(loads.counts), segments.pointers(loads.entry_counts)

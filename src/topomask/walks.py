@@ -1,0 +1,345 @@
+"""Graph random features: sparse loads of random walks, frozen, with a modulation that can be learnt."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Literal, Self, get_args
+
+import torch
+from torch import Tensor
+
+from topomask.graph import Graph, Normalization, check_nodes
+from topomask.ops import segments
+from topomask.ops.feature_values import feature_values
+from topomask.ops.sample_walks import Loads, WalkSettings, sample_walks
+from topomask.ops.sparse_product import Pattern, make_pattern
+
+Coupling = Literal["repelling", "antithetic", "iid"]
+Ensemble = Literal["query", "key"]
+
+# Goes up whenever the same seed gives other walks.
+SAMPLER_VERSION = 1
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class WalkFeatures:
+    r"""Loads of random walks: what is frozen in :math:`\Phi_{ic} = \sum_l f_l\,\mathrm{load}_{icl}`.
+
+    Rows are start nodes, columns are visited nodes. Compressed sparse rows over (row, column), with the walk lengths and
+    loads of a pair inside; heads lie one after the other. Make them with :func:`sample_features`.
+
+    Attributes:
+        row_ptr: Where the columns of every row begin, [H * R + 1].
+        columns: Visited nodes, ascending in every row, [P].
+        entry_ptr: Where the entries of every (row, column) begin, [P + 1].
+        lengths: Walk length of every entry, [T], int16.
+        loads: Load of every entry, [T], averaged over walkers.
+        num_heads: Number of independent sets of walks H.
+        num_columns: Number of nodes N of the graph.
+        max_length: Longest walk L.
+    """
+
+    row_ptr: Tensor
+    columns: Tensor
+    entry_ptr: Tensor
+    lengths: Tensor
+    loads: Tensor
+    num_heads: int
+    num_columns: int
+    max_length: int
+
+    @property
+    def num_rows(self) -> int:
+        """Number of start nodes R."""
+        return (len(self.row_ptr) - 1) // self.num_heads
+
+    @property
+    def num_nonzeros(self) -> int:
+        """Number of (row, column) pairs over all heads."""
+        return len(self.columns)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the stored arrays."""
+        return sum(tensor.nbytes for tensor in self._tensors().values())
+
+    @cached_property
+    def signed(self) -> bool:
+        """Whether any load is negative."""
+        return bool((self.loads < 0).any())
+
+    @cached_property
+    def pattern(self) -> Pattern:
+        """Where Phi has entries: block-diagonal over heads, [H * R, H * N]."""
+        head = segments.index(self.row_ptr[:: self.num_rows])
+        return make_pattern(self.row_ptr, self.columns + head * self.num_columns, self.num_heads * self.num_columns)
+
+    @cached_property
+    def head_ptr(self) -> Tensor:
+        """Where the entries of every head begin, [H + 1]."""
+        return self.entry_ptr[self.row_ptr[:: self.num_rows]]
+
+    def values(self, f: Tensor, *, absolute: bool = False) -> Tensor:
+        """The entries of Phi, [P]; differentiable in the modulation ``f``, [L + 1] or [H, L + 1].
+
+        Computed in the dtype of the loads or of ``f``, whichever is finer; with ``absolute``, from absolute loads.
+        """
+        if f.shape not in ((self.max_length + 1,), (self.num_heads, self.max_length + 1)):
+            raise ValueError(
+                f"`f` must have shape [max_length + 1={self.max_length + 1}] or [num_heads={self.num_heads}, "
+                f"{self.max_length + 1}], but has shape {tuple(f.shape)}. Pass one number per walk length from 0 on."
+            )
+        dtype = torch.promote_types(f.dtype, self.loads.dtype)
+        f = f.expand(self.num_heads, -1).to(dtype)
+        loads = self.loads.abs() if absolute and self.signed else self.loads
+        return feature_values(f, self.head_ptr, self.entry_ptr, self.lengths, loads.to(dtype))
+
+    def to_dense(self, f: Tensor) -> Tensor:
+        """Phi as a dense tensor, [H, R, N], for small graphs and tests."""
+        return self.densify(self.values(f))
+
+    def densify(self, values: Tensor) -> Tensor:
+        """A dense tensor [H, R, N] with ``values`` [P] at the entries of Phi."""
+        row = segments.index(self.row_ptr)
+        dense = values.new_zeros(self.num_heads * self.num_rows, self.num_columns)
+        return dense.index_put((row, self.columns), values).view(self.num_heads, self.num_rows, self.num_columns)
+
+    def rows(self, nodes: Any) -> Self:
+        """Some of the rows, in the given order."""
+        nodes = check_nodes(nodes, self.num_rows, "nodes").to(self.columns.device)
+        heads = torch.arange(self.num_heads, device=nodes.device) * self.num_rows
+        return self._take((heads[:, None] + nodes).flatten())
+
+    def _take(self, rows: Tensor) -> Self:
+        counts = self.row_ptr.diff()[rows]
+        pairs = segments.ranges(self.row_ptr[rows], counts)
+        entry_counts = self.entry_ptr.diff()[pairs]
+        entries = segments.ranges(self.entry_ptr[pairs], entry_counts)
+        return replace(
+            self,
+            row_ptr=segments.pointers(counts),
+            columns=self.columns[pairs],
+            entry_ptr=segments.pointers(entry_counts),
+            lengths=self.lengths[entries],
+            loads=self.loads[entries],
+        )
+
+    @classmethod
+    def batch(cls, features: Sequence[WalkFeatures]) -> Self:
+        """Features of a batch of graphs (:meth:`Graph.batch`) from the features of each, without new walks."""
+        if not features:
+            raise ValueError("`features` is empty. Pass at least one WalkFeatures.")
+        for name in ("num_heads", "max_length"):
+            found = {getattr(part, name) for part in features}
+            if len(found) > 1:
+                raise ValueError(f"`features` must agree in {name}, but have {sorted(found)}. Sample them alike.")
+        num_heads = features[0].num_heads
+        offset = 0
+        shifted = []
+        for part in features:
+            shifted.append(part.columns + offset)
+            offset += part.num_columns
+        rows = torch.tensor([part.num_rows for part in features])
+        # Joined graph by graph, then reordered so that heads are outermost again.
+        starts = segments.pointers(rows * num_heads)[:-1]
+        heads = torch.arange(num_heads)[:, None]
+        order = segments.ranges((starts + heads * rows).flatten(), rows.repeat(num_heads))
+        joined = cls(
+            row_ptr=_join_pointers([part.row_ptr for part in features]),
+            columns=torch.cat(shifted),
+            entry_ptr=_join_pointers([part.entry_ptr for part in features]),
+            lengths=torch.cat([part.lengths for part in features]),
+            loads=torch.cat([part.loads for part in features]),
+            num_heads=num_heads,
+            num_columns=offset,
+            max_length=features[0].max_length,
+        )
+        return joined if num_heads == 1 else joined._take(order.to(joined.columns.device))
+
+    def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Self:
+        """Features on another device or in another precision of the loads; float32 at least."""
+        dtype = self.loads.dtype if dtype is None else torch.promote_types(dtype, torch.float32)
+        device = self.loads.device if device is None else torch.device(device)
+        if device == self.loads.device and dtype == self.loads.dtype:
+            return self
+        moved = {name: tensor.to(device) for name, tensor in self._tensors().items()}
+        return replace(self, **(moved | {"loads": moved["loads"].to(dtype)}))
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A hash of the walks in float32, to verify that sampling again gave the same."""
+        digest = hashlib.blake2b(digest_size=16)
+        for tensor in (self.row_ptr, self.columns, self.entry_ptr, self.lengths, self.loads.to(torch.float32)):
+            digest.update(tensor.cpu().numpy().tobytes())
+        return digest.hexdigest()
+
+    def state(self) -> dict[str, Tensor]:
+        """Everything as tensors, for checkpoints."""
+        numbers = torch.tensor([self.num_heads, self.num_columns, self.max_length])
+        return self._tensors() | {"sizes": numbers}
+
+    @classmethod
+    def from_state(cls, state: dict[str, Tensor]) -> Self:
+        """Features from what :meth:`state` gave; a ValueError if it is inconsistent."""
+        num_heads, num_columns, max_length = state["sizes"].tolist()
+        features = cls(
+            **{name: tensor for name, tensor in state.items() if name != "sizes"},
+            num_heads=num_heads,
+            num_columns=num_columns,
+            max_length=max_length,
+        )
+        features._check()
+        return features
+
+    def _check(self) -> None:
+        consistent = (
+            self.num_heads >= 1
+            and (len(self.row_ptr) - 1) % self.num_heads == 0
+            and _are_pointers(self.row_ptr, len(self.columns))
+            and _are_pointers(self.entry_ptr, len(self.lengths))
+            and len(self.entry_ptr) == len(self.columns) + 1
+            and len(self.loads) == len(self.lengths)
+            and _within(self.columns, self.num_columns)
+            and _within(self.lengths, self.max_length + 1)
+        )
+        if not consistent:
+            raise ValueError("The stored walks contradict themselves. Load a checkpoint that is intact.")
+
+    def _tensors(self) -> dict[str, Tensor]:
+        return {name: getattr(self, name) for name in ("row_ptr", "columns", "entry_ptr", "lengths", "loads")}
+
+    def __repr__(self) -> str:
+        return (
+            f"WalkFeatures(num_heads={self.num_heads}, num_rows={self.num_rows}, num_columns={self.num_columns}, "
+            f"max_length={self.max_length}, num_nonzeros={self.num_nonzeros})"
+        )
+
+
+def sample_features(
+    graph: Graph,
+    num_walks: int = 20,
+    max_length: int = 10,
+    halt_prob: float = 0.0,
+    coupling: Coupling = "repelling",
+    num_heads: int = 1,
+    seed: int = 0,
+    *,
+    normalization: Normalization | None = None,
+    ensemble: Ensemble = "query",
+    start_nodes: Any = None,
+    dtype: torch.dtype = torch.float32,
+) -> WalkFeatures:
+    r"""Sample random walks from every node and keep what they leave behind.
+
+    .. math:: \mathbb{E}\,\Phi = \sum_{l=0}^{L} f_l W^l, \qquad
+        \mathrm{load}_{icl} = \frac{1}{n} \sum_{w=1}^{n} \frac{\prod W/p}{S(l)}\,[\text{walker } w \text{ is at } c
+        \text{ after } l \text{ steps}]
+
+    A walker steps from c to j with probability :math:`p_{cj} = |a_{cj}|/s_c` and survives to length l with probability
+    :math:`S(l) = (1 - \text{halt\_prob})^l`. It ends at a node without out-edges. The result depends on the seed and the
+    graph alone: not on threads, on a batch the graph is part of, or on which start nodes are asked for.
+
+    Args:
+        graph: The graph.
+        num_walks: Walkers per node and head.
+        max_length: Steps of a walk at most.
+        halt_prob: Probability to stop before each step.
+        coupling: How walkers of one node depend on each other. ``"iid"``: not at all. ``"antithetic"``: halting draws of
+            walkers 2k and 2k + 1 are half a turn apart. ``"repelling"``: walkers that stand on the same node at the same
+            step share one systematic draw, so they spread over its neighbours. Each keeps the law of a single walker.
+        num_heads: Independent sets of walks.
+        seed: Seed of all draws, from 0 to 2**63 - 1.
+        normalization: ``"sym"``, ``"row"`` or ``"none"``, see :meth:`Graph.adjacency`.
+        ensemble: Queries and keys draw independent walks from the same seed.
+        start_nodes: Which rows to sample, [R]. Default: all nodes.
+        dtype: Precision of the loads, float32 or float64.
+
+    Example:
+        >>> import torch, topomask as tm
+        >>> features = tm.sample_features(tm.grid_graph(4, 4), num_walks=8, max_length=3)
+        >>> features.to_dense(torch.tensor([1.0, 0.5, 0.25, 0.125])).shape
+        torch.Size([1, 16, 16])
+
+    References:
+        Reid et al. (2025), Eq. 10; the telescoped loads are ours.
+    """
+    _check_settings(num_walks, max_length, halt_prob, coupling, num_heads, seed, ensemble, dtype)
+    nodes = (
+        torch.arange(graph.num_nodes)
+        if start_nodes is None
+        else check_nodes(start_nodes, graph.num_nodes, "start_nodes")
+    )
+    settings = WalkSettings(
+        num_walks=num_walks,
+        max_length=max_length,
+        halt_prob=float(halt_prob),
+        coupling=coupling,
+        normalization=graph.check_normalization(normalization),
+        seed=seed,
+        ensemble=get_args(Ensemble).index(ensemble),
+    )
+    # Walks are drawn on the CPU whatever the default device is; move them with `to`.
+    with torch.device("cpu"):
+        heads = [sample_walks(graph.tensors, nodes, settings, head) for head in range(num_heads)]
+        loads = Loads(*(torch.cat(parts) for parts in zip(*heads, strict=True)))
+        return WalkFeatures(
+            row_ptr=segments.pointers(loads.counts),
+            columns=loads.columns,
+            entry_ptr=segments.pointers(loads.entry_counts),
+            lengths=loads.lengths,
+            loads=loads.loads.to(dtype),
+            num_heads=num_heads,
+            num_columns=graph.num_nodes,
+            max_length=max_length,
+        )
+
+
+def _check_settings(
+    num_walks: int,
+    max_length: int,
+    halt_prob: float,
+    coupling: str,
+    num_heads: int,
+    seed: int,
+    ensemble: str,
+    dtype: torch.dtype,
+) -> None:
+    longest = torch.iinfo(torch.int16).max
+    for name, value, low, high in (
+        ("num_walks", num_walks, 1, None),
+        ("max_length", max_length, 0, longest),
+        ("num_heads", num_heads, 1, None),
+        ("seed", seed, 0, 2**63 - 1),
+    ):
+        if isinstance(value, bool) or not isinstance(value, int) or value < low or (high is not None and value > high):
+            upper = "" if high is None else f" and at most {high}"
+            raise ValueError(f"`{name}` must be an integer of at least {low}{upper}, but is {value!r}.")
+    if not 0 <= halt_prob < 1 or math.isnan(halt_prob):
+        raise ValueError(f"`halt_prob` must lie in [0, 1), but is {halt_prob!r}. Pass 0 for walks of fixed length.")
+    if coupling not in get_args(Coupling):
+        raise ValueError(f"`coupling` must be one of {get_args(Coupling)}, but is {coupling!r}.")
+    if coupling == "antithetic" and halt_prob == 0:
+        raise ValueError(
+            "`coupling` is 'antithetic', which pairs the halting draws, but `halt_prob` is 0, so it would do nothing. "
+            "Pass halt_prob > 0, or coupling='repelling'."
+        )
+    if ensemble not in get_args(Ensemble):
+        raise ValueError(f"`ensemble` must be one of {get_args(Ensemble)}, but is {ensemble!r}.")
+    if dtype not in (torch.float32, torch.float64):
+        raise ValueError(f"`dtype` must be torch.float32 or torch.float64, but is {dtype}.")
+
+
+def _join_pointers(parts: list[Tensor]) -> Tensor:
+    return segments.pointers(torch.cat([part.diff() for part in parts]))
+
+
+def _are_pointers(ptr: Tensor, end: int) -> bool:
+    return len(ptr) > 0 and int(ptr[0]) == 0 and int(ptr[-1]) == end and bool((ptr.diff() >= 0).all())
+
+
+def _within(values: Tensor, end: int) -> bool:
+    return bool(((values >= 0) & (values < end)).all())
