@@ -34,6 +34,18 @@ class _Inputs(NamedTuple):
     is_key: Tensor | None  # [B, 1, N_k, 1], False where padded
 
 
+class _Linear(NamedTuple):
+    """What a way to compute linear attention is given."""
+
+    mask: Mask
+    phi_q: Tensor
+    phi_k: Tensor
+    v: Tensor
+    normalizer: Normalizer
+    nonnegative: bool
+    dropout_p: float
+
+
 def masked_attention(
     q: Tensor,
     k: Tensor,
@@ -52,8 +64,8 @@ def masked_attention(
 
     .. math:: y_i = \sum_j M_{ij}\,\phi(q_i)^\top\phi(k_j)\,v_j \Big/ \sum_j |M|_{ij}\,|\phi(q_i)|^\top|\phi(k_j)|
 
-    where :math:`|M|` is ``mask.magnitude()``. Where nothing is negative this is the paper's normaliser; elsewhere, unlike
-    it, it never crosses zero. A query that attends to nothing gives 0.
+    where :math:`|M|` is ``mask.magnitude()``. Where nothing is negative this is the paper's normaliser; elsewhere,
+    unlike it, it never crosses zero. A query that attends to nothing gives 0.
 
     Args:
         q: Queries, [..., H, N_q, D].
@@ -91,7 +103,8 @@ def masked_attention(
     plan = _plan(inputs, phi_q.shape[-1], strategy, "linear", dropout_p)
     attend = {"pairs": _attend_pairs, "features": _attend_features, "dense": _attend_dense}[plan.strategy]
     nonnegative = feature_maps.is_nonnegative(phi)
-    numerator, denominator = attend(inputs.mask, phi_q, phi_k, inputs.v, normalizer, nonnegative, dropout_p)
+    work = _Linear(inputs.mask, phi_q, phi_k, inputs.v, normalizer, nonnegative, dropout_p)
+    numerator, denominator = attend(work)
     return _restore(_divide(numerator, denominator), q)
 
 
@@ -120,8 +133,8 @@ def masked_softmax_attention(
         k: Keys, [..., H_kv, N_k, D], with H a multiple of H_kv.
         v: Values, [..., H_kv, N_k, D_v].
         mask: The mask, with H heads or one.
-        normalizer: ``"absolute"`` (above) or ``"signed"`` (with M itself). There is no ``"none"``: without a quotient the
-            exponentials would overflow.
+        normalizer: ``"absolute"`` (above) or ``"signed"`` (with M itself). There is no ``"none"``: without a
+            quotient the exponentials would overflow.
         strategy: ``"pairs"`` or ``"dense"``; ``"auto"`` takes the cheapest.
         key_padding_mask: [..., N_k], True where a key is padding.
         dropout_p: Probability to drop a pair (i, j) from the numerator.
@@ -191,8 +204,8 @@ def _check_shapes(q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> None:
     for name, x in (("q", q), ("k", k), ("v", v)):
         if x.ndim < 3 or not x.is_floating_point():
             raise ValueError(
-                f"`{name}` must have shape [..., H, N, D] and a floating dtype, but has shape {tuple(x.shape)} and dtype "
-                f"{x.dtype}."
+                f"`{name}` must have shape [..., H, N, D] and a floating dtype, but has shape {tuple(x.shape)} "
+                f"and dtype {x.dtype}."
             )
     if q.shape[:-3] != k.shape[:-3] or q.shape[-1] != k.shape[-1]:
         raise ValueError(
@@ -265,53 +278,49 @@ def _inverse_power_of_two(largest: Tensor) -> Tensor:
     return torch.ldexp(torch.ones_like(largest), -exponent)
 
 
-def _attend_features(
-    mask: Mask, phi_q: Tensor, phi_k: Tensor, v: Tensor, normalizer: str, nonnegative: bool, dropout_p: float
-) -> tuple[Tensor, Tensor | None]:
+def _attend_features(work: _Linear) -> tuple[Tensor, Tensor | None]:
+    mask, phi_q, phi_k, v, normalizer = work[:5]
     if normalizer == "none":
         return mask.attend(phi_q, phi_k, v), None
     ones = v.new_ones(*v.shape[:-1], 1)
     magnitude = mask.magnitude() if normalizer == "absolute" else mask
-    if magnitude is mask and (nonnegative or normalizer == "signed"):
+    if magnitude is mask and (work.nonnegative or normalizer == "signed"):
         joined = mask.attend(phi_q, phi_k, torch.cat([v, ones], dim=-1))
         return joined[..., :-1], joined[..., -1:]
     return mask.attend(phi_q, phi_k, v), magnitude.attend(phi_q.abs(), phi_k.abs(), ones)
 
 
-def _attend_dense(
-    mask: Mask, phi_q: Tensor, phi_k: Tensor, v: Tensor, normalizer: str, nonnegative: bool, dropout_p: float
-) -> tuple[Tensor, Tensor | None]:
+def _attend_dense(work: _Linear) -> tuple[Tensor, Tensor | None]:
+    mask, phi_q, phi_k, v, normalizer = work[:5]
     scores = phi_q @ phi_k.mT
     weights = scores * mask.to_dense().to(scores.dtype)
-    numerator = _drop(weights, dropout_p) @ v
+    numerator = _drop(weights, work.dropout_p) @ v
     if normalizer == "none":
         return numerator, None
     if normalizer == "absolute":
         magnitude = mask.magnitude()
-        if magnitude is not mask or not nonnegative:
-            scores = scores if nonnegative else phi_q.abs() @ phi_k.abs().mT
+        if magnitude is not mask or not work.nonnegative:
+            scores = scores if work.nonnegative else phi_q.abs() @ phi_k.abs().mT
             weights = scores * magnitude.to_dense().to(scores.dtype)
     return numerator, weights.sum(dim=-1, keepdim=True)
 
 
-def _attend_pairs(
-    mask: Mask, phi_q: Tensor, phi_k: Tensor, v: Tensor, normalizer: str, nonnegative: bool, dropout_p: float
-) -> tuple[Tensor, Tensor | None]:
-    pattern, values, magnitudes = mask.entries()
-    values, magnitudes = values.to(v.dtype), magnitudes.to(v.dtype) if magnitudes is not values else values.to(v.dtype)
+def _attend_pairs(work: _Linear) -> tuple[Tensor, Tensor | None]:
+    pattern, values, magnitudes = work.mask.entries()
+    values, magnitudes = values.to(work.v.dtype), magnitudes.to(work.v.dtype)
 
     def attend_one(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor | None]:
         scores = sddmm(pattern, q, k)
         weights = scores * values
-        numerator = spmm(pattern, _drop(weights, dropout_p), v)
-        if normalizer == "none":
+        numerator = spmm(pattern, _drop(weights, work.dropout_p), v)
+        if work.normalizer == "none":
             return numerator, None
-        if normalizer == "absolute":
-            scores = scores if nonnegative else sddmm(pattern, q.abs(), k.abs())
+        if work.normalizer == "absolute":
+            scores = scores if work.nonnegative else sddmm(pattern, q.abs(), k.abs())
             weights = scores * magnitudes
         return numerator, _sum_rows(weights, pattern.row_ptr)
 
-    return _over_batch(attend_one, mask, phi_q, phi_k, v)
+    return _over_batch(attend_one, work.mask, work.phi_q, work.phi_k, work.v)
 
 
 def _softmax_pairs(inputs: _Inputs, normalizer: str, dropout_p: float) -> tuple[Tensor, Tensor | None]:

@@ -1,8 +1,8 @@
 r"""Feature maps :math:`\phi` of linear attention.
 
 A feature map is any function from [..., D] to [..., M]. One whose values are exponentials may be an
-:class:`ExponentialMap` instead: attention then shifts its exponents so that nothing overflows. One whose values are never
-negative may say so with an attribute ``nonnegative = True``, which saves work.
+:class:`ExponentialMap` instead: attention then shifts its exponents so that nothing overflows. One whose values are
+never negative may say so with an attribute ``nonnegative = True``, which saves work.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def relu(x: Tensor) -> Tensor:
 
 
 def elu(x: Tensor) -> Tensor:
-    """elu(x) + 1, written so that it stays positive for very negative x."""
+    """Exponential linear unit plus 1, written so that it stays positive for very negative x."""
     # The branch that is not taken must not overflow, or its zero gradient becomes NaN.
     return torch.where(x > 0, x + 1.0, x.clamp(max=0.0).exp())
 
@@ -112,7 +112,7 @@ def resolve(feature_map: str | Callable[[Tensor], Tensor], dim: int) -> Callable
     }
     if feature_map not in named:
         raise ValueError(f"`feature_map` must be one of {tuple(named)} or a function, but is {feature_map!r}.")
-    return named[feature_map]()  # type: ignore[no-any-return]
+    return named[feature_map]()
 
 
 def is_nonnegative(feature_map: Callable[[Tensor], Tensor]) -> bool:

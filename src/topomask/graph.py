@@ -389,7 +389,7 @@ def _edge_array(edges: Any) -> Array:
         )
     if array.dtype.kind not in "iu":
         raise ValueError(
-            f"`edges` must hold integers, but has dtype {array.dtype}. Convert node numbers with .astype(int) or .long()."
+            f"`edges` must hold integers, but has dtype {array.dtype}. Convert them with .astype(int) or .long()."
         )
     pairs = array if array.shape[0] == 2 else array.T
     if pairs.dtype == np.uint64 and pairs.max() > np.iinfo(np.int64).max:

@@ -1,8 +1,8 @@
 r"""Power series :math:`M_\alpha = \sum_k \alpha_k W^k` and the modulations behind them.
 
 Named kernels are given by their coefficients :math:`\alpha_0, \ldots, \alpha_K` as float64 tensors of shape [K + 1].
-They are functions of the normalised Laplacian :math:`\tilde L = I - W`, where W is the ``"sym"`` adjacency. Hand them to
-:class:`topomask.PowerSeriesMask`, or through :func:`deconvolve` to :class:`topomask.WalkMask`.
+They are functions of the normalised Laplacian :math:`\tilde L = I - W`, where W is the ``"sym"`` adjacency. Hand them
+to :class:`topomask.PowerSeriesMask`, or through :func:`deconvolve` to :class:`topomask.WalkMask`.
 """
 
 from __future__ import annotations

@@ -29,8 +29,8 @@ SAMPLER_VERSION = 1
 class WalkFeatures:
     r"""Loads of random walks: what is frozen in :math:`\Phi_{ic} = \sum_l f_l\,\mathrm{load}_{icl}`.
 
-    Rows are start nodes, columns are visited nodes. Compressed sparse rows over (row, column), with the walk lengths and
-    loads of a pair inside; heads lie one after the other. Make them with :func:`sample_features`.
+    Rows are start nodes, columns are visited nodes. Compressed sparse rows over (row, column), with the walk lengths
+    and loads of a pair inside; heads lie one after the other. Make them with :func:`sample_features`.
 
     Attributes:
         row_ptr: Where the columns of every row begin, [H * R + 1].
@@ -82,6 +82,10 @@ class WalkFeatures:
     def head_ptr(self) -> Tensor:
         """Where the entries of every head begin, [H + 1]."""
         return self.entry_ptr[self.row_ptr[:: self.num_rows]]
+
+    def prepare(self) -> None:
+        """Compute now what is otherwise computed at first use."""
+        _ = self.pattern, self.head_ptr, self.signed
 
     def values(self, f: Tensor, *, absolute: bool = False) -> Tensor:
         """The entries of Phi, [P]; differentiable in the modulation ``f``, [L + 1] or [H, L + 1].
@@ -167,7 +171,8 @@ class WalkFeatures:
         if device == self.loads.device and dtype == self.loads.dtype:
             return self
         moved = {name: tensor.to(device) for name, tensor in self._tensors().items()}
-        return replace(self, **(moved | {"loads": moved["loads"].to(dtype)}))
+        moved["loads"] = moved["loads"].to(dtype)
+        return replace(self, **moved)  # type: ignore[arg-type]
 
     @cached_property
     def fingerprint(self) -> str:
@@ -240,17 +245,17 @@ def sample_features(
         \text{ after } l \text{ steps}]
 
     A walker steps from c to j with probability :math:`p_{cj} = |a_{cj}|/s_c` and survives to length l with probability
-    :math:`S(l) = (1 - \text{halt\_prob})^l`. It ends at a node without out-edges. The result depends on the seed and the
-    graph alone: not on threads, on a batch the graph is part of, or on which start nodes are asked for.
+    :math:`S(l) = (1 - \text{halt\_prob})^l`. It ends at a node without out-edges. The result depends on the seed and
+    the graph alone: not on threads, on a batch the graph is part of, or on which start nodes are asked for.
 
     Args:
         graph: The graph.
         num_walks: Walkers per node and head.
         max_length: Steps of a walk at most.
         halt_prob: Probability to stop before each step.
-        coupling: How walkers of one node depend on each other. ``"iid"``: not at all. ``"antithetic"``: halting draws of
-            walkers 2k and 2k + 1 are half a turn apart. ``"repelling"``: walkers that stand on the same node at the same
-            step share one systematic draw, so they spread over its neighbours. Each keeps the law of a single walker.
+        coupling: How walkers of one node depend on each other. ``"iid"``: not at all. ``"antithetic"``: halting draws
+            of walkers 2k and 2k + 1 are half a turn apart. ``"repelling"``: walkers that stand on the same node at the
+            same step share one systematic draw, so they spread over its neighbours. Each keeps the law of one walker.
         num_heads: Independent sets of walks.
         seed: Seed of all draws, from 0 to 2**63 - 1.
         normalization: ``"sym"``, ``"row"`` or ``"none"``, see :meth:`Graph.adjacency`.

@@ -29,18 +29,21 @@ class Mask(nn.Module, ABC):
     r"""A linear operator M on the tokens, per head, with a fast product.
 
     Parameters belong to the mask, the graph is data: :meth:`on` binds the same parameters to another graph.
-    A subclass says how to multiply (:meth:`matmul`, :meth:`rmatmul`), what it is (:meth:`to_dense`) and what dominates it
-    (:meth:`magnitude`). It may add :meth:`entries` where it is sparse, and replace :meth:`attend` by something faster.
+    A subclass says how to multiply (:meth:`matmul`, :meth:`rmatmul`), what it is (:meth:`to_dense`) and what dominates
+    it (:meth:`magnitude`). It may add :meth:`entries` where it is sparse, and replace :meth:`attend` by something
+    faster.
 
     Attributes:
         num_heads: Heads H; a mask with one head serves any number of heads.
         num_queries: Rows.
         num_keys: Columns.
+        num_graphs: Graphs of the batch that the mask is on.
     """
 
     num_heads: int
     num_queries: int
     num_keys: int
+    num_graphs: int = 1
 
     @abstractmethod
     def matmul(self, x: Tensor) -> Tensor:
@@ -73,8 +76,12 @@ class Mask(nn.Module, ABC):
         """Which graph of a batch every key belongs to, [N_k]; None when there is one graph."""
         return None
 
+    def pattern(self) -> Pattern:
+        """Where a sparse mask has entries, [H * N_q, H * N_k]; does not depend on parameters."""
+        raise ValueError(f"{type(self).__name__} has no sparse entries. Use strategy 'features' or 'dense'.")
+
     def entries(self) -> Entries:
-        """The nonzero entries, where the mask is sparse."""
+        """The entries of a sparse mask, on its :meth:`pattern`."""
         raise ValueError(f"{type(self).__name__} has no sparse entries. Use strategy 'features' or 'dense'.")
 
     def product(self) -> Callable[[Tensor], Tensor]:
@@ -83,7 +90,10 @@ class Mask(nn.Module, ABC):
 
     def on(self, graph: Graph, features: Any = None) -> Self:
         """The same parameters on another graph."""
-        raise ValueError(f"{type(self).__name__} belongs to no graph, so it cannot be moved to {graph}.")
+        raise ValueError(
+            f"{type(self).__name__} belongs to no graph, so it cannot be moved to {graph}"
+            f"{'' if features is None else ' with features'}. Build a new mask."
+        )
 
     def select(self, query_nodes: Tensor | None, key_nodes: Tensor | None) -> Mask:
         """The rows ``query_nodes`` and columns ``key_nodes``; None keeps all."""

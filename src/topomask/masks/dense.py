@@ -19,6 +19,8 @@ class DenseMask(Mask):
         torch.Size([1, 3, 3])
     """
 
+    matrix: Tensor
+
     def __init__(self, matrix: Tensor) -> None:
         super().__init__()
         if matrix.ndim not in (2, 3) or not matrix.is_floating_point():

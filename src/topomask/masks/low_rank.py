@@ -20,6 +20,9 @@ class LowRankMask(Mask):
         torch.Size([1, 5, 3])
     """
 
+    u: Tensor
+    v: Tensor
+
     def __init__(self, u: Tensor, v: Tensor | None = None) -> None:
         super().__init__()
         v = u if v is None else v

@@ -72,6 +72,7 @@ class PowerSeriesMask(Mask):
             )
         self.graph = graph
         self.num_queries = self.num_keys = graph.num_nodes
+        self.num_graphs = graph.num_graphs
         self._groups = torch.tensor(graph.graph_index) if graph.num_graphs > 1 else None
         self._pattern = make_pattern(tensors.row_ptr, tensors.columns, graph.num_nodes)
         self._adjacency = torch.from_numpy(adjacency.data)
@@ -136,7 +137,7 @@ class PowerSeriesMask(Mask):
         return self.matmul(eye.expand(self.num_heads, -1, -1))
 
     def magnitude(self) -> PowerSeriesMask:
-        """The series of \\|W\\| with coefficients \\|alpha\\|."""
+        """The series of absolute entries of W with absolute coefficients."""
         if self._is_magnitude:
             return self
         view = self._view()

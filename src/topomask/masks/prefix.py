@@ -10,7 +10,7 @@ from torch import Tensor
 from topomask.graph import Graph
 from topomask.masks.base import Entries, Mask
 from topomask.ops import segments
-from topomask.ops.sparse_product import make_pattern
+from topomask.ops.sparse_product import Pattern, make_pattern
 
 
 class PrefixMask(Mask):
@@ -18,8 +18,8 @@ class PrefixMask(Mask):
 
     .. math:: M' = \begin{pmatrix} 1 & 1 \\ 1 & M \end{pmatrix}
 
-    On a batch of graphs every graph gets its own prefix tokens, which see that graph alone. The tokens come in the order
-    (prefix of graph 1, prefix of graph 2, ..., nodes).
+    On a batch of graphs every graph gets its own prefix tokens, which see that graph alone. The tokens come in the
+    order (prefix of graph 1, prefix of graph 2, ..., nodes).
 
     Args:
         mask: The mask on the nodes.
@@ -41,6 +41,7 @@ class PrefixMask(Mask):
             raise ValueError(f"`mask` must be square, but has {mask.num_queries} queries and {mask.num_keys} keys.")
         self.mask = mask
         self.num_prefix = num_prefix
+        self._cached: tuple[Pattern, tuple[Pattern, Tensor]] | None = None
 
     @property
     def num_heads(self) -> int:  # type: ignore[override]
@@ -50,14 +51,14 @@ class PrefixMask(Mask):
     @property
     def num_queries(self) -> int:  # type: ignore[override]
         """Prefix tokens and nodes."""
-        return self.num_prefix * self._num_graphs + self.mask.num_queries
+        return self.num_prefix * self.num_graphs + self.mask.num_queries
 
-    num_keys = num_queries  # type: ignore[assignment]
+    num_keys = num_queries
 
     @property
-    def _num_graphs(self) -> int:
-        groups = self.mask.key_groups
-        return 1 if groups is None else int(groups[-1]) + 1
+    def num_graphs(self) -> int:  # type: ignore[override]
+        """Graphs of the batch."""
+        return self.mask.num_graphs
 
     @property
     def key_groups(self) -> Tensor | None:
@@ -65,7 +66,7 @@ class PrefixMask(Mask):
         groups = self.mask.key_groups
         if groups is None:
             return None
-        prefix = torch.arange(self._num_graphs, device=groups.device).repeat_interleave(self.num_prefix)
+        prefix = torch.arange(self.num_graphs, device=groups.device).repeat_interleave(self.num_prefix)
         return torch.cat([prefix, groups])
 
     def _total(self, x: Tensor) -> Tensor:
@@ -73,14 +74,14 @@ class PrefixMask(Mask):
         groups = self.key_groups
         if groups is None:
             return x.sum(dim=-2, keepdim=True)
-        return x.new_zeros(*x.shape[:-2], self._num_graphs, x.shape[-1]).index_add(-2, groups, x)
+        return x.new_zeros(*x.shape[:-2], self.num_graphs, x.shape[-1]).index_add(-2, groups, x)
 
     def _spread(self, totals: Tensor, groups: Tensor | None, count: int) -> Tensor:
         return totals.expand(*totals.shape[:-2], count, -1) if groups is None else totals[..., groups, :]
 
     def _multiply(self, x: Tensor, nodes: Tensor) -> Tensor:
         """Join the product of the nodes with what prefix tokens send and receive."""
-        start = self.num_prefix * self._num_graphs
+        start = self.num_prefix * self.num_graphs
         groups = self.key_groups
         is_prefix = torch.arange(x.shape[-2], device=x.device)[:, None] < start
         all_tokens, prefix = self._total(x), self._total(x * is_prefix)
@@ -90,17 +91,17 @@ class PrefixMask(Mask):
 
     def matmul(self, x: Tensor) -> Tensor:
         """M' x."""
-        return self._multiply(x, self.mask @ x[..., self.num_prefix * self._num_graphs :, :])
+        return self._multiply(x, self.mask.matmul(x[..., self.num_prefix * self.num_graphs :, :]))
 
     def rmatmul(self, x: Tensor) -> Tensor:
         """M'^T x."""
-        return self._multiply(x, self.mask.rmatmul(x[..., self.num_prefix * self._num_graphs :, :]))
+        return self._multiply(x, self.mask.rmatmul(x[..., self.num_prefix * self.num_graphs :, :]))
 
     def to_dense(self) -> Tensor:
         """M', [H, N, N]."""
         nodes = self.mask.to_dense()
         groups = self.key_groups
-        start = self.num_prefix * self._num_graphs
+        start = self.num_prefix * self.num_graphs
         same = (
             nodes.new_ones(self.num_queries, self.num_queries)
             if groups is None
@@ -113,34 +114,42 @@ class PrefixMask(Mask):
     def magnitude(self) -> PrefixMask:
         """The prefix in front of the magnitude of the mask."""
         inner = self.mask.magnitude()
-        return self if inner is self.mask else PrefixMask(inner, self.num_prefix)
+        if inner is self.mask:
+            return self
+        view = self._view()
+        view._modules["mask"] = inner
+        return view
+
+    def pattern(self) -> Pattern:
+        """The pattern of the mask, and a row and a column per prefix token."""
+        return _constant_layout(self)[0]
 
     def entries(self) -> Entries:
         """The entries of the mask, and ones between a prefix token and every token of its graph."""
         inner = self.mask.entries()
-        heads, start, size = self.num_heads, self.num_prefix * self._num_graphs, self.num_queries
-        pattern, device = inner.pattern, inner.values.device
-        head, row = _split(segments.index(pattern.row_ptr), self.mask.num_queries)
-        node = (
-            (head * size + start + row) * (heads * size)
-            + head * size
-            + start
-            + _split(pattern.columns, self.mask.num_keys)[1]
-        )
-        extra = self._prefix_places(device)
-        extra = (torch.arange(heads, device=device)[:, None] * (size * heads * size + size) + extra).flatten()
-        keys, order = torch.cat([node, extra]).sort()
-        row_counts = torch.bincount(keys // (heads * size), minlength=heads * size)
-        joined = make_pattern(segments.pointers(row_counts), keys % (heads * size), heads * size)
-        ones = inner.values.new_ones(len(extra))
+        pattern, order = _constant_layout(self)
+        ones = inner.values.new_ones(len(order) - len(inner.values))
         values = torch.cat([inner.values, ones])[order]
         if inner.magnitudes is inner.values:
-            return Entries(joined, values, values)
-        return Entries(joined, values, torch.cat([inner.magnitudes, ones])[order])
+            return Entries(pattern, values, values)
+        return Entries(pattern, values, torch.cat([inner.magnitudes, ones])[order])
+
+    def _layout(self) -> tuple[Pattern, Tensor]:
+        """The pattern, and where its entries stand in (entries of the mask, ones of the prefix)."""
+        inner = self.mask.pattern()
+        heads, start, size = self.num_heads, self.num_prefix * self.num_graphs, self.num_queries
+        head, row = _split(segments.index(inner.row_ptr), self.mask.num_queries)
+        column = _split(inner.columns, self.mask.num_keys)[1]
+        nodes = (head * size + start + row) * (heads * size) + head * size + start + column
+        first_head = self._prefix_places(nodes.device)
+        shifts = torch.arange(heads, device=nodes.device)[:, None] * (size * heads * size + size)
+        places, order = torch.cat([nodes, (shifts + first_head).flatten()]).sort()
+        counts = torch.bincount(places // (heads * size), minlength=heads * size)
+        return make_pattern(segments.pointers(counts), places % (heads * size), heads * size), order
 
     def _prefix_places(self, device: torch.device) -> Tensor:
         """Places row * (H * N) + column, in the first head, of the ones that the prefix adds."""
-        start, size, groups = self.num_prefix * self._num_graphs, self.num_queries, self.key_groups
+        start, size, groups = self.num_prefix * self.num_graphs, self.num_queries, self.key_groups
         if groups is None:
             groups = torch.zeros(size, dtype=torch.int64, device=device)
         token = torch.arange(size, device=device)
@@ -167,6 +176,15 @@ class PrefixMask(Mask):
         view = self._view()
         view._modules["mask"] = self.mask.on(graph, features)
         return view
+
+
+@torch.compiler.assume_constant_result
+def _constant_layout(mask: PrefixMask) -> tuple[Pattern, Tensor]:
+    """The layout, computed once for every pattern of the mask behind the prefix."""
+    inner = mask.mask.pattern()
+    if mask._cached is None or mask._cached[0].columns is not inner.columns:
+        mask._cached = inner, mask._layout()
+    return mask._cached[1]
 
 
 def _split(index: Tensor, size: int) -> tuple[Tensor, Tensor]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import cached_property
+
 import torch
 from torch import Tensor
 
 from topomask.masks.base import Entries, Mask
 from topomask.ops import segments
-from topomask.ops.sparse_product import make_pattern
+from topomask.ops.sparse_product import Pattern, make_pattern
 
 
 class SelectedMask(Mask):
@@ -23,7 +25,7 @@ class SelectedMask(Mask):
         super().__init__()
         self.mask = mask
         self._query_nodes, self._key_nodes = query_nodes, key_nodes
-        self.num_heads = mask.num_heads
+        self.num_heads, self.num_graphs = mask.num_heads, mask.num_graphs
         self.num_queries = mask.num_queries if query_nodes is None else len(query_nodes)
         self.num_keys = mask.num_keys if key_nodes is None else len(key_nodes)
 
@@ -44,28 +46,36 @@ class SelectedMask(Mask):
         inner = self.mask.magnitude()
         return self if inner is self.mask else SelectedMask(inner, self._query_nodes, self._key_nodes)
 
+    def pattern(self) -> Pattern:
+        """The pattern of the mask in these rows and columns."""
+        return self._layout[0]
+
     def entries(self) -> Entries:
         """The entries of the mask in these rows and columns."""
         inner = self.mask.entries()
-        pattern, heads = inner.pattern, self.num_heads
-        rows = _per_head(self._query_nodes, self.mask.num_queries, heads, pattern.columns.device)
-        keys = _per_head(self._key_nodes, self.mask.num_keys, heads, pattern.columns.device)
-        counts = pattern.row_ptr.diff()[rows]
-        entry = segments.ranges(pattern.row_ptr[rows], counts)
+        pattern, entry = self._layout
+        values = inner.values[entry]
+        return Entries(pattern, values, values if inner.magnitudes is inner.values else inner.magnitudes[entry])
+
+    @cached_property
+    def _layout(self) -> tuple[Pattern, Tensor]:
+        """The pattern, and which entries of the mask stand there."""
+        whole, heads = self.mask.pattern(), self.num_heads
+        rows = _per_head(self._query_nodes, self.mask.num_queries, heads, whole.columns.device)
+        keys = _per_head(self._key_nodes, self.mask.num_keys, heads, whole.columns.device)
+        counts = whole.row_ptr.diff()[rows]
+        entry = segments.ranges(whole.row_ptr[rows], counts)
         # A node may hold several keys, or none.
         order = keys.argsort(stable=True)
         keys_ptr = segments.pointers(torch.bincount(keys, minlength=heads * self.mask.num_keys))
-        node = pattern.columns[entry]
+        node = whole.columns[entry]
         copies = keys_ptr.diff()[node]
         columns = order[segments.ranges(keys_ptr[node], copies)]
         entry = torch.repeat_interleave(entry, copies)
         row = torch.repeat_interleave(segments.index(segments.pointers(counts)), copies)
         sorting = (row * len(keys) + columns).argsort()
         row_ptr = segments.pointers(torch.bincount(row, minlength=len(rows)))
-        chosen = make_pattern(row_ptr, columns[sorting], len(keys))
-        entry = entry[sorting]
-        values = inner.values[entry]
-        return Entries(chosen, values, values if inner.magnitudes is inner.values else inner.magnitudes[entry])
+        return make_pattern(row_ptr, columns[sorting], len(keys)), entry[sorting]
 
     @property
     def num_pairs_bound(self) -> int | None:

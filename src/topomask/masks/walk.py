@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any, Self
 
@@ -56,25 +56,31 @@ class _Walks:
     query: WalkFeatures
     key: WalkFeatures | None
 
+    def __post_init__(self) -> None:
+        # Now rather than at first use, which may be inside torch.compile.
+        for features in {self.query, self.query if self.key is None else self.key}:
+            features.prepare()
+        bound = self.query.num_nonzeros if self.key is None else count_triples(self.query.pattern, self.key.pattern)
+        object.__setattr__(self, "num_triples", bound)
+
+    num_triples: int = field(init=False)
+
     @property
     def loads(self) -> Tensor:
         return self.query.loads
 
-    @cached_property
-    def num_triples(self) -> int:
-        if self.key is None:
-            return self.query.num_nonzeros
-        return count_triples(self.query.pattern, self.key.pattern)
-
-    @cached_property
-    def pairs(self) -> Pattern:
-        if self.key is None:
-            return self.query.pattern
-        return pair_pattern(self.query.pattern, self.key.pattern)
-
-    @cached_property
+    @property
     def signed(self) -> bool:
         return self.query.signed or (self.key is not None and self.key.signed)
+
+    @cached_property
+    def _product_pattern(self) -> Pattern:
+        assert self.key is not None
+        return pair_pattern(self.query.pattern, self.key.pattern)
+
+    def pairs(self) -> Pattern:
+        """The pattern of M_hat, computed once."""
+        return self.query.pattern if self.key is None else _constant_pattern(self)
 
     def to(self, device: torch.device, dtype: torch.dtype) -> _Walks:
         query = self.query.to(device, dtype)
@@ -83,6 +89,12 @@ class _Walks:
         if self.key is self.query:
             return _Walks(query, query)
         return _Walks(query, None if self.key is None else self.key.to(device, dtype))
+
+
+@torch.compiler.assume_constant_result
+def _constant_pattern(walks: _Walks) -> Pattern:
+    """Walks are frozen, so the compiler need not look into how their pattern comes about."""
+    return walks._product_pattern
 
 
 class WalkMask(Mask):
@@ -119,6 +131,10 @@ class WalkMask(Mask):
     References:
         Reid et al. (2025), Alg. 1 and Alg. 2.
     """
+
+    graph: Graph
+    _walks: _Walks
+    _groups: Tensor | None
 
     def __init__(
         self,
@@ -208,6 +224,7 @@ class WalkMask(Mask):
             _check_features(part, graph, settings)
         self.graph = graph
         self.num_queries = self.num_keys = graph.num_nodes
+        self.num_graphs = graph.num_graphs
         self._groups = torch.tensor(graph.graph_index) if graph.num_graphs > 1 else None
         self._walks = _Walks(query, key if settings.symmetric else None)
 
@@ -220,7 +237,7 @@ class WalkMask(Mask):
         return self._is_magnitude or (self.modulation.positive and not self._walks.signed)
 
     def magnitude(self) -> WalkMask:
-        """The same walks with \\|f\\| and \\|load\\|."""
+        """The same walks with absolute f and absolute loads."""
         if self._positive:
             return self
         view = self._view()
@@ -267,16 +284,20 @@ class WalkMask(Mask):
             return dense_query
         return dense_query @ self._walks.key.densify(key).mT
 
+    def pattern(self) -> Pattern:
+        """Where walks of queries and keys meet; computed once for frozen walks."""
+        return self._walks.pairs()
+
     def entries(self) -> Entries:
-        """Where walks of queries and keys meet; the pattern is computed once for frozen walks."""
+        """The values of M_hat where walks meet."""
         values = self._pair_values(self._is_magnitude)
-        return Entries(self._walks.pairs, values, values if self._positive else self._pair_values(absolute=True))
+        return Entries(self.pattern(), values, values if self._positive else self._pair_values(absolute=True))
 
     def _pair_values(self, absolute: bool) -> Tensor:
         query, key = self._values(absolute)
         if self._walks.key is None or key is None:
             return query
-        return pair_values(self._walks.pairs, self._walks.query.pattern, self._walks.key.pattern, query, key)
+        return pair_values(self.pattern(), self._walks.query.pattern, self._walks.key.pattern, query, key)
 
     @property
     def num_pairs_bound(self) -> int:

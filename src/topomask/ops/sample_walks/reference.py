@@ -68,7 +68,7 @@ class _Groups(NamedTuple):
     """Walkers of one row that stand on the same node."""
 
     is_first: Tensor  # [R, W]
-    index: Tensor  # [R, W], which group of its row
+    number: Tensor  # [R, W], which group of its row
     rank: Tensor  # [R, W], place in the group
     size: Tensor  # [R, W]
 
@@ -186,8 +186,8 @@ def _record(
     if walkers.weight is None:
         total = groups.size[row, place].to(torch.float64)
     else:
-        sums = torch.zeros_like(walkers.weight).scatter_add_(1, groups.index, walkers.weight)
-        total = sums[row, groups.index[row, place]]
+        sums = torch.zeros_like(walkers.weight).scatter_add_(1, groups.number, walkers.weight)
+        total = sums[row, groups.number[row, place]]
     if settings.normalization == "sym":
         total = total * (graph.degrees[start_nodes[row]] / graph.degrees[node]).sqrt()
     return row, node, total / (settings.num_walks * (1.0 - settings.halt_prob) ** length)
