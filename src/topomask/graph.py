@@ -201,13 +201,17 @@ class Graph:
         keep = np.concatenate([[True], ~repeated])[: len(source)] & (values != 0)
         source, target, values = source[keep], target[keep], values[keep]
         indptr = np.concatenate([[0], np.cumsum(np.bincount(source, minlength=num_nodes))])
+        degrees = _row_totals(indptr, np.abs(values))
+        too_large = np.flatnonzero(np.isinf(degrees))
+        if too_large.size:
+            raise ValueError(f"The weights at node {too_large[0]} overflow when they are added up. Scale them down.")
         return cls(
             indptr=indptr,
             indices=target,
             weights=values,
             directed=directed,
             ids=np.arange(num_nodes),
-            degrees=_row_totals(indptr, np.abs(values)),
+            degrees=degrees,
             graph_index=np.zeros(num_nodes, dtype=np.int64),
         )
 
@@ -252,7 +256,7 @@ class Graph:
             row = self._rows()
             scale = self.degrees[row]
             if normalization == "sym":
-                scale = np.sqrt(scale * self.degrees[self.indices])
+                scale = np.sqrt(scale) * np.sqrt(self.degrees[self.indices])
             values = values / scale
         return sp.csr_array((values, self.indices.copy(), self.indptr.copy()), shape=(self.num_nodes, self.num_nodes))
 

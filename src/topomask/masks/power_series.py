@@ -105,7 +105,7 @@ class PowerSeriesMask(Mask):
         if normalization == "none":
             return weights
         degrees = weights.new_zeros(self.num_queries).index_add(0, row, weights.abs())
-        scale = (degrees[row] * degrees[column]).sqrt() if normalization == "sym" else degrees[row]
+        scale = degrees[row].sqrt() * degrees[column].sqrt() if normalization == "sym" else degrees[row]
         return weights / torch.where(scale > 0, scale, 1.0)
 
     def _series(self, pattern: Pattern, x: Tensor, values: Tensor) -> Tensor:
