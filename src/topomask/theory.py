@@ -49,8 +49,8 @@ def load_constant(
     _check_halt_prob(halt_prob)
     lengths = torch.arange(len(weights), dtype=torch.float64)
     if telescoped and normalization != "none":
-        ratio = _degree_ratio(graph) if normalization == "sym" else 1.0
-        loads = math.sqrt(ratio) / (1.0 - halt_prob) ** lengths
+        largest = _largest_telescoped(graph) if normalization == "sym" else 1.0
+        loads = largest / (1.0 - halt_prob) ** lengths
         loads[0] = 1.0
     else:
         adjacency = graph.adjacency(normalization)
@@ -154,8 +154,8 @@ def warn_if_variance_explodes(f: Tensor, halt_prob: float) -> None:
         )
 
 
-def _degree_ratio(graph: Graph) -> float:
-    """The largest ratio of two degrees within a connected component."""
+def _largest_telescoped(graph: Graph) -> float:
+    """The largest root of a ratio of two degrees within a connected component."""
     joined = graph.degrees > 0
     if not joined.any():
         return 1.0
@@ -163,7 +163,7 @@ def _degree_ratio(graph: Graph) -> float:
     largest, smallest = np.zeros(count), np.full(count, np.inf)
     np.maximum.at(largest, component[joined], graph.degrees[joined])
     np.minimum.at(smallest, component[joined], graph.degrees[joined])
-    return float((largest / smallest).max())
+    return float((np.sqrt(largest) / np.sqrt(smallest)).max())
 
 
 def _check_modulation(f: Tensor) -> Tensor:

@@ -189,7 +189,7 @@ def _record(
         sums = torch.zeros_like(walkers.weight).scatter_add_(1, groups.number, walkers.weight)
         total = sums[row, groups.number[row, place]]
     if settings.normalization == "sym":
-        total = total * (graph.degrees[start_nodes[row]] / graph.degrees[node]).sqrt()
+        total = total * (graph.degrees[start_nodes[row]].sqrt() / graph.degrees[node].sqrt())
     return row, node, total / (settings.num_walks * (1.0 - settings.halt_prob) ** length)
 
 
