@@ -1,6 +1,6 @@
 """Tell a transformer which graph its tokens live on, at linear cost."""
 
-from topomask import nn, series, theory
+from topomask import feature_maps, nn, series, theory
 from topomask.attention import masked_attention, masked_softmax_attention
 from topomask.builders import cycle_graph, grid_graph, hypercube_graph, knn_graph, path_graph
 from topomask.graph import Graph
@@ -25,6 +25,7 @@ __all__ = [
     "convolve",
     "cycle_graph",
     "deconvolve",
+    "feature_maps",
     "grid_graph",
     "hypercube_graph",
     "knn_graph",

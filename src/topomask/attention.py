@@ -20,8 +20,9 @@ from topomask.planning import Plan, Strategy, plan_attention
 FeatureMap = str | Callable[[Tensor], Tensor]
 Normalizer = Literal["absolute", "signed", "none"]
 
-# exp of this is the largest power of e that float32 holds.
-_MAX_EXPONENT = 88.0
+# Largest exponent of a score above the row's weighted maximum: where an entry is 0 but may be learnt, its score still
+# counts in the gradient, and sums of such powers must stay finite in float32.
+_MAX_EXPONENT = 60.0
 
 
 class _Inputs(NamedTuple):
