@@ -2,10 +2,10 @@ import math
 
 import pytest
 import torch
-from registry import ragged_batch, ragged_graph, star_graph, walk_mask
 from torch.nn import functional as F
 
 import topomask as tm
+from registry import ragged_batch, ragged_graph, star_graph, walk_mask
 from topomask.nn import SoftmaxFeatures
 
 EXACT = {"rtol": 1e-9, "atol": 1e-9}

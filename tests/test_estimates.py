@@ -7,10 +7,10 @@ and their power is asserted: two samplers with a mistake must fail them.
 import numpy as np
 import pytest
 import torch
-from registry import directed_graph, ragged_graph, signed_graph
 from scipy import stats
 
 import topomask as tm
+from registry import directed_graph, ragged_graph, signed_graph
 from topomask import theory
 
 NUM_SEEDS = 400
@@ -142,7 +142,9 @@ def test_error_of_iid_walks_falls_as_one_over_the_root_of_walkers():
         errors.append(float(deviation.square().mean().sqrt()))
         quantile = float(deviation.abs().flatten().quantile(0.95))
         bound = theory.deviation_quantile(0.05, int(num_walks), c)
-        print(f"{num_walks} walkers: 95 % of entries within {quantile:.2e}, bound {bound:.2e}, {bound / quantile:.0f} x loose")
+        print(
+            f"{num_walks} walkers: 95 % of entries within {quantile:.2e}, bound {bound:.2e}, {bound / quantile:.0f} x loose"
+        )
         assert quantile < bound
     slope = np.polyfit(np.log(walkers), np.log(errors), 1)[0]
     assert abs(slope + 0.5) < 0.05, slope

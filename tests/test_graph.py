@@ -9,16 +9,22 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 import torch
-from registry import directed_graph, ragged_graph, signed_graph
 
 import topomask as tm
+from registry import directed_graph, ragged_graph, signed_graph
 
 EDGES = np.array([[0, 1, 2], [1, 2, 0]])
 
 
 def test_both_edge_layouts_and_both_libraries_agree():
     dense = tm.Graph.from_edges(EDGES).to_scipy().toarray()
-    for edges in (EDGES.T, torch.from_numpy(EDGES), torch.from_numpy(EDGES.T.copy()), EDGES.tolist(), EDGES.astype(np.uint8)):
+    for edges in (
+        EDGES.T,
+        torch.from_numpy(EDGES),
+        torch.from_numpy(EDGES.T.copy()),
+        EDGES.tolist(),
+        EDGES.astype(np.uint8),
+    ):
         np.testing.assert_array_equal(tm.Graph.from_edges(edges).to_scipy().toarray(), dense)
     np.testing.assert_array_equal(dense, [[0, 1, 1], [1, 0, 1], [1, 1, 0]])
 
@@ -130,7 +136,9 @@ def test_graph_is_immutable_also_after_copying():
 
 
 def test_fingerprint_tells_graphs_apart():
-    prints = {g.fingerprint for g in (tm.path_graph(4), tm.cycle_graph(4), tm.path_graph(5), ragged_graph(), directed_graph())}
+    prints = {
+        g.fingerprint for g in (tm.path_graph(4), tm.cycle_graph(4), tm.path_graph(5), ragged_graph(), directed_graph())
+    }
     assert len(prints) == 5
 
 
@@ -161,7 +169,10 @@ BAD = {
     "weight shape": (dict(edges=EDGES, weights=[1.0, 2.0]), r"\[num_edges=3\].*\(2,\)"),
     "weight overflow": (dict(edges=EDGES, weights=[1e308] * 3), "node 0.*overflow"),
     "weight dtype": (dict(edges=EDGES, weights=["a", "b", "c"]), "real numbers"),
-    "conflict": (dict(edges=[(0, 1), (1, 0), (0, 2)], weights=[1.0, 2.0, 1.0]), r"\(0, 1\) is listed with different weights, 1.0 and 2.0"),
+    "conflict": (
+        dict(edges=[(0, 1), (1, 0), (0, 2)], weights=[1.0, 2.0, 1.0]),
+        r"\(0, 1\) is listed with different weights, 1.0 and 2.0",
+    ),
 }
 
 
@@ -199,7 +210,8 @@ def test_fuzzed_edges_give_a_graph_or_a_value_error():
             nodes = [None, 9, 4, 0, -1][rng.choice(5, p=[.3, .5, .1, .05, .05])]
             weights = None
             if rng.random() < .5:
-                weights = rng.choice([0., 1., .5, -1., np.nan, np.inf, 1e300, 1e-300], size=count + int(rng.random() < .05))
+                values = [0., 1., .5, -1., np.nan, np.inf, 1e300, 1e-300]
+                weights = rng.choice(values, size=count + int(rng.random() < .05))
             options = dict(directed=bool(rng.random() < .5), signed=bool(rng.random() < .5))
             try:
                 graph = tm.Graph.from_edges(edges, nodes, weights, **options)

@@ -4,9 +4,9 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from registry import directed_graph, ragged_graph, star_graph
 
 import topomask as tm
+from registry import directed_graph, ragged_graph, star_graph
 from topomask import theory
 
 F = torch.tensor([1.0, -0.5, 0.25], dtype=torch.float64)

@@ -5,10 +5,10 @@ import sys
 import numpy as np
 import pytest
 import torch
-from registry import directed_graph, ragged_batch, ragged_graph, signed_graph, star_graph
 from torch.autograd import gradcheck
 
 import topomask as tm
+from registry import directed_graph, ragged_batch, ragged_graph, signed_graph, star_graph
 from topomask.walks import WalkFeatures
 
 SETTINGS = [
@@ -73,7 +73,9 @@ def test_one_path_is_followed_exactly():
     """On a path of two nodes nothing is random: loads are the powers of W, whatever the normalisation."""
     graph = tm.Graph.from_edges([(0, 1)], weights=[-3.0], signed=True)
     for normalization in ("sym", "row", "none"):
-        features = tm.sample_features(graph, num_walks=3, max_length=4, normalization=normalization, dtype=torch.float64)
+        features = tm.sample_features(
+            graph, num_walks=3, max_length=4, normalization=normalization, dtype=torch.float64
+        )
         w = torch.from_numpy(graph.adjacency(normalization).toarray())
         for length in range(5):
             power = torch.linalg.matrix_power(w, length)

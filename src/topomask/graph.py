@@ -314,16 +314,17 @@ class Graph:
     @cached_property
     def tensors(self) -> GraphTensors:
         """The arrays a walk sampler needs, as CPU tensors."""
-        row_ptr, weights = torch.tensor(self.indptr), torch.tensor(self.weights)
-        return GraphTensors(
-            row_ptr=row_ptr,
-            columns=torch.tensor(self.indices),
-            cumulative=segments.cumulative_sum(weights.abs(), row_ptr),
-            signs=torch.sign(weights) if self.signed else None,
-            degrees=torch.tensor(self.degrees),
-            ids=torch.tensor(self.ids),
-            unit_weights=bool((self.weights == 1).all()),
-        )
+        with torch.device("cpu"):
+            row_ptr, weights = torch.tensor(self.indptr), torch.tensor(self.weights)
+            return GraphTensors(
+                row_ptr=row_ptr,
+                columns=torch.tensor(self.indices),
+                cumulative=segments.cumulative_sum(weights.abs(), row_ptr),
+                signs=torch.sign(weights) if self.signed else None,
+                degrees=torch.tensor(self.degrees),
+                ids=torch.tensor(self.ids),
+                unit_weights=bool((self.weights == 1).all()),
+            )
 
     @cached_property
     def fingerprint(self) -> str:
@@ -462,5 +463,6 @@ def _weight_array(weights: Any, pairs: Array, signed: bool) -> Array:
 
 
 def _row_totals(indptr: Array, values: Array) -> Array:
-    row_ptr = torch.from_numpy(indptr)
-    return segments.last(segments.cumulative_sum(torch.from_numpy(values), row_ptr), row_ptr).numpy()
+    with torch.device("cpu"):
+        row_ptr = torch.from_numpy(indptr)
+        return segments.last(segments.cumulative_sum(torch.from_numpy(values), row_ptr), row_ptr).numpy()

@@ -33,9 +33,10 @@ class Modulation(nn.Module):
                 f"`initial` must have shape [max_length + 1={max_length + 1}] or [num_heads={num_heads}, "
                 f"{max_length + 1}], but has shape {tuple(initial.shape)}. Pass one number per walk length from 0 on."
             )
-        if not bool(initial.isfinite().all()):
+        # On the meta device there are shapes but no values.
+        if not initial.is_meta and not bool(initial.isfinite().all()):
             raise ValueError(f"`initial` must be finite, but is {initial.tolist()}.")
-        if positive and not bool((initial > 0).all()):
+        if positive and not initial.is_meta and not bool((initial > 0).all()):
             raise ValueError(
                 f"`initial` must be positive, but is {initial.tolist()}. Pass positive=False for a free f."
             )

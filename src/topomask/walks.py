@@ -274,7 +274,7 @@ def sample_features(
     """
     _check_settings(num_walks, max_length, halt_prob, coupling, num_heads, seed, ensemble, dtype)
     nodes = (
-        torch.arange(graph.num_nodes)
+        torch.arange(graph.num_nodes, device="cpu")
         if start_nodes is None
         else check_nodes(start_nodes, graph.num_nodes, "start_nodes")
     )

@@ -4,10 +4,10 @@ import math
 
 import pytest
 import torch
-from registry import MASKS, MaskFactory
 from torch.autograd import gradcheck
 
 import topomask as tm
+from registry import MASKS, MaskFactory
 from topomask.planning import plan_attention
 
 EXACT = {"rtol": 1e-9, "atol": 1e-9}
@@ -73,7 +73,9 @@ def test_entries_are_the_dense_mask(make_mask):
     assert len(values) <= mask.num_pairs_bound
     rows = torch.repeat_interleave(torch.arange(pattern.shape[0]), pattern.row_ptr.diff())
     for found, expected in ((values, mask), (magnitudes, mask.magnitude())):
-        dense = torch.zeros(pattern.shape, dtype=values.dtype).index_put((rows, pattern.columns), found, accumulate=True)
+        dense = torch.zeros(pattern.shape, dtype=values.dtype).index_put(
+            (rows, pattern.columns), found, accumulate=True
+        )
         torch.testing.assert_close(dense, torch.block_diag(*expected.to_dense()), **EXACT)
 
 

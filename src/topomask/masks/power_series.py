@@ -61,10 +61,11 @@ class PowerSeriesMask(Mask):
         self._normalization = normalization
         self._is_magnitude = False
         self._bind(graph)
+        if not self.coefficients.is_meta:
+            self._move(self.coefficients.device)
 
     def _bind(self, graph: Graph) -> None:
-        adjacency = graph.adjacency(self._normalization)
-        tensors = graph.tensors
+        adjacency, tensors = graph.adjacency(self._normalization), graph.tensors
         if self.edge_weights is not None and self.edge_weights.shape != tensors.columns.shape:
             raise ValueError(
                 f"`edge_weights` must have shape [{len(tensors.columns)}], one per entry of graph.to_edge_index(), "
@@ -73,8 +74,9 @@ class PowerSeriesMask(Mask):
         self.graph = graph
         self.num_queries = self.num_keys = graph.num_nodes
         self.num_graphs = graph.num_graphs
-        self._groups = torch.tensor(graph.graph_index) if graph.num_graphs > 1 else None
-        self._pattern = make_pattern(tensors.row_ptr, tensors.columns, graph.num_nodes)
+        self._groups = torch.tensor(graph.graph_index, device="cpu") if graph.num_graphs > 1 else None
+        with torch.device("cpu"):
+            self._pattern = make_pattern(tensors.row_ptr, tensors.columns, graph.num_nodes)
         self._adjacency = torch.from_numpy(adjacency.data)
 
     def on(self, graph: Graph, features: Any = None) -> Self:

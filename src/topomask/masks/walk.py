@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
@@ -167,7 +166,10 @@ class WalkMask(Mask):
         self._is_magnitude = False
         self._bind(graph, features)
         self.modulation = Modulation(num_heads, max_length, f, positive)
-        theory.warn_if_variance_explodes(self.modulation().detach(), halt_prob)
+        weight = self.modulation.weight
+        if not weight.is_meta:
+            self._move(weight.device, torch.promote_types(weight.dtype, self._walks.loads.dtype))
+            theory.warn_if_variance_explodes(self.modulation().detach(), halt_prob)
 
     @property
     def symmetric(self) -> bool:
@@ -194,7 +196,7 @@ class WalkMask(Mask):
         self._settings = _Settings(**(asdict(self._settings) | {"seed": seed}))
         loads = self._walks.loads
         self._bind(self.graph)
-        self._walks = self._walks.to(loads.device, loads.dtype)
+        self._move(loads.device, loads.dtype)
 
     def on(self, graph: Graph, features: Any = None) -> Self:
         """The same parameters on another graph, with new walks or with ``features`` already sampled on it.
@@ -205,7 +207,7 @@ class WalkMask(Mask):
         """
         view = self._view()
         view._bind(graph, features)
-        view._walks = view._walks.to(self._walks.loads.device, self._walks.loads.dtype)
+        view._move(self._walks.loads.device, self._walks.loads.dtype)
         return view
 
     def _bind(self, graph: Graph, features: Features | None = None) -> None:
@@ -225,7 +227,7 @@ class WalkMask(Mask):
         self.graph = graph
         self.num_queries = self.num_keys = graph.num_nodes
         self.num_graphs = graph.num_graphs
-        self._groups = torch.tensor(graph.graph_index) if graph.num_graphs > 1 else None
+        self._groups = torch.tensor(graph.graph_index, device="cpu") if graph.num_graphs > 1 else None
         self._walks = _Walks(query, key if settings.symmetric else None)
 
     def f(self) -> Tensor:
@@ -335,10 +337,13 @@ class WalkMask(Mask):
         # Walks are no buffers: they keep out of DistributedDataParallel's broadcast and never drop below float32.
         loads = self._walks.loads
         probe = fn(torch.empty(0, dtype=loads.dtype, device=loads.device))
-        if probe.device.type != "meta":
-            self._walks = self._walks.to(probe.device, probe.dtype)
-            self._groups = None if self._groups is None else self._groups.to(probe.device)
+        if not probe.is_meta:
+            self._move(probe.device, probe.dtype)
         return self
+
+    def _move(self, device: torch.device, dtype: torch.dtype) -> None:
+        self._walks = self._walks.to(device, dtype)
+        self._groups = None if self._groups is None else self._groups.to(device)
 
     def _describe(self) -> dict[str, Any]:
         walks = self._walks
@@ -353,7 +358,8 @@ class WalkMask(Mask):
         text = json.dumps(self._describe(), sort_keys=True).encode()
         destination[f"{prefix}walks"] = torch.tensor(list(text), dtype=torch.uint8)
         if self.save_walks:
-            sides = {"query": self._walks.query} | ({} if self._walks.key is None else {"key": self._walks.key})
+            query, key = self._walks.query, self._walks.key
+            sides = {"query": query} | ({} if key is None or key is query else {"key": key})
             for side, features in sides.items():
                 for name, tensor in features.state().items():
                     destination[f"{prefix}walks.{side}.{name}"] = tensor
@@ -373,15 +379,12 @@ class WalkMask(Mask):
         rest = {key: value for key, value in state_dict.items() if key != name and key not in stored}
         super()._load_from_state_dict(rest, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs)
         if name not in state_dict:
-            missing_keys.extend([name] * strict)
+            missing_keys.append(name)
             return
         try:
             self._restore(bytes(state_dict[name].cpu().tolist()), {k[len(name) + 1 :]: v for k, v in stored.items()})
         except ValueError as error:
-            if strict:
-                error_msgs.append(f"{name}: {error}")
-            else:
-                warnings.warn(f"{name}: kept this mask's own walks. {error}", stacklevel=2)
+            error_msgs.append(f"{name}: {error}")
 
     def _restore(self, text: bytes, stored: dict[str, Tensor]) -> None:
         """Take the walks that a state dict describes: those stored in it, or the same sampled again and verified."""
@@ -404,7 +407,8 @@ class WalkMask(Mask):
         if wanted_graph != self.graph.fingerprint:
             raise ValueError(
                 "The checkpoint was made on another graph. Build the mask on the same graph, load, and then call "
-                "mask.on(new_graph); or load with strict=False to keep the walks of this mask."
+                "mask.on(new_graph); or delete the key 'walks' from the state dict and load with strict=False to keep "
+                "this mask's own walks."
             )
         features: Features | None = None
         if stored:
@@ -413,7 +417,7 @@ class WalkMask(Mask):
                 for side in ("query", "key")
                 if f"{side}.sizes" in stored
             ]
-            features = (sides[0], sides[1]) if len(sides) == 2 and not settings.shared_walks else sides[0]
+            features = (sides[0], sides[1]) if len(sides) == 2 else sides[0]
         elif version != SAMPLER_VERSION:
             raise ValueError(
                 f"The walks were sampled by version {version} of the sampler, and this is version {SAMPLER_VERSION}. "
@@ -431,7 +435,7 @@ class WalkMask(Mask):
         except ValueError:
             self._settings, self._walks = previous
             raise
-        self._walks = self._walks.to(previous[1].loads.device, previous[1].loads.dtype)
+        self._move(previous[1].loads.device, previous[1].loads.dtype)
 
     def extra_repr(self) -> str:
         """Shown when the module is printed."""

@@ -1,0 +1,66 @@
+"""What is particular to dense, low-rank and prefix masks; the laws cover the rest."""
+
+import pytest
+import torch
+
+import topomask as tm
+from registry import ragged_batch, ragged_graph, walk_mask
+
+
+def test_dense_parameters_are_learnt_and_tensors_are_kept():
+    learnt = tm.DenseMask(torch.nn.Parameter(torch.ones(3, 3)))
+    kept = tm.DenseMask(torch.ones(3, 3))
+    assert len(list(learnt.parameters())) == 1
+    assert len(list(kept.parameters())) == 0
+    assert "matrix" in kept.state_dict()
+    assert kept.double().to_dense().dtype == torch.float64
+    for bad in (torch.ones(3), torch.ones(3, 3, dtype=torch.int64)):
+        with pytest.raises(ValueError, match="matrix"):
+            tm.DenseMask(bad)
+
+
+def test_masks_without_a_graph_cannot_be_moved():
+    for mask in (tm.DenseMask(torch.ones(3, 3)), tm.LowRankMask(torch.ones(3, 1))):
+        with pytest.raises(ValueError, match="belongs to no graph"):
+            mask.on(tm.path_graph(3))
+
+
+def test_low_rank_of_one_factor_is_symmetric():
+    u = torch.randn(5, 2)
+    torch.testing.assert_close(tm.LowRankMask(u).to_dense()[0], u @ u.mT)
+    with pytest.raises(ValueError, match="shapes"):
+        tm.LowRankMask(u, torch.ones(5, 3))
+
+
+def test_prefix_sees_and_is_seen_by_all():
+    inner = walk_mask(ragged_graph(), num_heads=2)
+    dense = tm.PrefixMask(inner, num_prefix=3).to_dense()
+    assert (dense[:, :3] == 1).all()
+    assert (dense[:, :, :3] == 1).all()
+    assert torch.equal(dense[:, 3:, 3:], inner.to_dense())
+
+
+def test_prefix_of_a_batch_stays_in_its_graph():
+    mask = tm.PrefixMask(walk_mask(ragged_batch()), num_prefix=2)
+    groups = mask.key_groups
+    assert groups[:8].tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
+    dense = mask.to_dense()[0]
+    assert (dense[groups[:, None] != groups] == 0).all()
+    assert (dense[:8][groups[:8, None] == groups] == 1).all()
+
+
+def test_prefix_on_another_graph_shares_parameters():
+    mask = tm.PrefixMask(walk_mask(ragged_graph()))
+    pattern = mask.pattern()
+    view = mask.on(tm.grid_graph(3, 3))
+    assert view.num_queries == 10
+    assert view.mask.modulation is mask.mask.modulation
+    assert view.pattern().shape == (10, 10)
+    assert mask.pattern() is pattern, "the layout is computed once"
+
+
+def test_prefix_refuses_what_makes_no_sense():
+    with pytest.raises(ValueError, match="num_prefix"):
+        tm.PrefixMask(walk_mask(ragged_graph()), num_prefix=0)
+    with pytest.raises(ValueError, match="square"):
+        tm.PrefixMask(tm.DenseMask(torch.ones(2, 3)))

@@ -1,0 +1,72 @@
+import pytest
+import torch
+from torch.autograd import gradcheck
+
+import topomask as tm
+from registry import directed_graph, ragged_graph, random_f, signed_graph
+
+
+@pytest.mark.parametrize("make", [ragged_graph, signed_graph, directed_graph])
+@pytest.mark.parametrize("normalization", ["sym", "row", "none"])
+def test_is_the_series(make, normalization):
+    graph = make()
+    if normalization == "sym" and graph.directed:
+        with pytest.raises(ValueError, match="directed"):
+            tm.PowerSeriesMask(graph, torch.ones(3), normalization="sym")
+        return
+    alpha = random_f(2, 4)
+    w = torch.from_numpy(graph.adjacency(normalization).toarray())
+    expected = sum(alpha[:, k, None, None] * torch.linalg.matrix_power(w, k) for k in range(5))
+    mask = tm.PowerSeriesMask(graph, alpha, normalization=normalization)
+    torch.testing.assert_close(mask.to_dense(), expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("make", [ragged_graph, directed_graph])
+@pytest.mark.parametrize("normalization", [None, "row", "none"])
+def test_edge_weights(make, normalization):
+    """The graph's own weights give the graph's mask; others are differentiable."""
+    graph = make()
+    alpha, weights = random_f(1, 3), graph.to_edge_index()[1]
+    plain = tm.PowerSeriesMask(graph, alpha, normalization=normalization)
+    given = tm.PowerSeriesMask(graph, alpha, normalization=normalization, edge_weights=weights)
+    torch.testing.assert_close(given.to_dense(), plain.to_dense())
+    other = (weights * torch.linspace(0.5, 2, len(weights), dtype=torch.float64)).requires_grad_()
+
+    def dense(w):
+        return tm.PowerSeriesMask(graph, alpha, normalization=normalization, edge_weights=w).to_dense()
+
+    assert gradcheck(dense, other)
+    if not graph.directed and normalization is None:
+        torch.testing.assert_close(dense(other), dense(other).mT)
+
+
+def test_a_node_whose_weights_vanish_is_isolated():
+    graph = tm.path_graph(3)
+    weights = torch.tensor([0.0, 0.0, 0.0, 0.0], dtype=torch.float64, requires_grad=True)
+    dense = tm.PowerSeriesMask(graph, torch.ones(3), edge_weights=weights).to_dense()
+    torch.testing.assert_close(dense[0], torch.eye(3))
+
+
+def test_on_another_graph():
+    mask = tm.PowerSeriesMask(ragged_graph(), random_f(2, 3))
+    view = mask.on(tm.cycle_graph(4))
+    assert view.coefficients is mask.coefficients
+    torch.testing.assert_close(view.to_dense(), tm.PowerSeriesMask(tm.cycle_graph(4), random_f(2, 3)).to_dense())
+    with pytest.raises(ValueError, match="exact"):
+        mask.on(tm.cycle_graph(4), features=tm.sample_features(tm.cycle_graph(4)))
+    weighted = tm.PowerSeriesMask(tm.path_graph(2), torch.ones(2), edge_weights=torch.ones(2))
+    with pytest.raises(ValueError, match="edge_weights"):
+        weighted.on(tm.path_graph(3))
+
+
+def test_bad_arguments_are_named():
+    with pytest.raises(ValueError, match=r"\[K \+ 1\]"):
+        tm.PowerSeriesMask(tm.path_graph(2), torch.ones(2, 2, 2))
+    with pytest.raises(ValueError, match=r"shape \[2\]"):
+        tm.PowerSeriesMask(tm.path_graph(2), torch.ones(2), edge_weights=torch.ones(3))
+
+
+def test_nothing_of_size_n_squared(monkeypatch):
+    """A product on 2^17 nodes: N x N would take 137 GB."""
+    mask = tm.PowerSeriesMask(tm.path_graph(2**17), tm.series.heat(4).float())
+    assert (mask @ torch.ones(1, 2**17, 2)).shape == (1, 2**17, 2)

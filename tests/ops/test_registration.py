@@ -1,0 +1,71 @@
+"""Ops are registered so that autograd, fake tensors and the compiler understand them."""
+
+import pytest
+import torch
+from torch.library import opcheck
+
+import topomask as tm
+from registry import MASKS, ragged_graph, walk_mask
+from topomask.ops.feature_values import _feature_values
+from topomask.ops.pair_values import _pair_values
+from topomask.ops.sparse_product import _sddmm, _spmm
+
+
+def test_opcheck():
+    mask = walk_mask(ragged_graph(), num_heads=2)
+    query, key = mask.features
+    pattern = query.pattern
+    values = torch.randn(query.num_nonzeros, dtype=torch.float64, requires_grad=True)
+    x, y = (torch.randn(22, 3, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    opcheck(_spmm, (*pattern, values, x))
+    opcheck(_sddmm, (*pattern, x, y))
+    f = torch.randn(2, 4, dtype=torch.float64, requires_grad=True)
+    opcheck(_feature_values, (f, query.head_ptr, query.entry_ptr, query.lengths, query.loads))
+    pairs = mask.pattern()
+    key_values = torch.randn(key.num_nonzeros, dtype=torch.float64, requires_grad=True)
+    structure = (
+        pairs.row_ptr,
+        pairs.columns,
+        pattern.row_ptr,
+        pattern.columns,
+        key.pattern.column_ptr,
+        key.pattern.rows,
+    )
+    opcheck(_pair_values, (*structure, 22, values, key_values))
+
+
+COMPILED = ["walk_symmetric", "walk_asymmetric", "walk_batch", "power_series", "dense", "low_rank", "prefix_walk"]
+
+
+@pytest.mark.parametrize("name", COMPILED)
+@pytest.mark.parametrize("attend", [tm.masked_attention, tm.masked_softmax_attention])
+def test_fullgraph_compile_gives_the_same(name, attend):
+    """Also for a mask that has never been used: nothing may break the graph."""
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    mask = MASKS[name]()
+    inputs = torch.randn(3, 2, mask.num_heads, mask.num_keys, 4, dtype=torch.float64).unbind()
+    ways = ["dense"] + ["features"] * (attend is tm.masked_attention) + ["pairs"] * (mask.num_pairs_bound is not None)
+    for strategy in ways:
+        found = []
+        for wrap in (lambda run: torch.compile(run, fullgraph=True, backend="aot_eager"), lambda run: run):
+            q, k, v = (x.clone().requires_grad_() for x in inputs)
+            out = wrap(lambda q, k, v, s=strategy: attend(q, k, v, mask, strategy=s))(q, k, v)
+            found.append([out, *torch.autograd.grad(out.square().sum(), [q, k, v, *mask.parameters()])])
+        for compiled, eager in zip(*found, strict=True):
+            torch.testing.assert_close(compiled, eager, rtol=1e-9, atol=1e-9)
+
+
+def test_sparse_products_ignore_uninitialised_memory(monkeypatch):
+    """Poison what torch.empty gives: no result may depend on it."""
+    mask = walk_mask(ragged_graph(), num_heads=2)
+    q, k, v = torch.randn(3, 1, 2, 11, 4, dtype=torch.float64)
+    clean = tm.masked_attention(q, k, v, mask, strategy="pairs")
+    original = torch.Tensor.new_empty
+
+    def poisoned(self, *args, **kwargs):
+        out = original(self, *args, **kwargs)
+        return out.fill_(torch.nan) if out.is_floating_point() else out
+
+    monkeypatch.setattr(torch.Tensor, "new_empty", poisoned)
+    assert torch.equal(tm.masked_attention(q, k, v, mask, strategy="pairs"), clean)

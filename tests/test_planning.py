@@ -1,0 +1,95 @@
+import numpy as np
+import pytest
+import torch
+
+import topomask as tm
+from registry import star_graph, walk_mask
+from topomask import planning
+from topomask.planning import plan_attention
+
+
+def test_small_graphs_are_dense_and_large_ones_are_not():
+    small = tm.WalkMask(tm.grid_graph(8, 8), seed=0)
+    assert plan_attention(small, 64, 64).strategy == "dense"
+    large = tm.WalkMask(tm.path_graph(20_000), num_walks=4, max_length=4, symmetric=False, seed=0)
+    plan = plan_attention(large, 64, 64)
+    assert plan.strategy == "pairs"
+    assert "least estimated time" in plan.reason
+    assert set(plan.seconds) == {"pairs", "features"}, "a dense mask of 400 million entries is not considered"
+
+
+def test_hubs_close_the_way_over_pairs():
+    mask = tm.WalkMask(star_graph(30_000), num_walks=4, max_length=4, seed=0)
+    assert mask.num_pairs_bound > planning.MAX_PAIRS_PER_QUERY * mask.num_queries
+    plan = plan_attention(mask, 16, 16)
+    assert plan.strategy == "features"
+    assert "symmetric=False" in str(plan)
+    with pytest.raises(ValueError, match="pairs of walks meet"):
+        plan_attention(mask, 16, 16, strategy="pairs")
+    with pytest.raises(ValueError, match=r"dense mask of [\d,]+ entries[^!]*symmetric=False"):
+        plan_attention(mask, 16, 16, kernel="softmax")
+    asymmetric = tm.WalkMask(star_graph(30_000), num_walks=4, max_length=4, seed=0, symmetric=False)
+    assert asymmetric.num_pairs_bound == asymmetric.features.num_nonzeros
+    assert plan_attention(asymmetric, 16, 16, kernel="softmax").strategy == "pairs"
+
+
+def test_masks_without_entries():
+    mask = tm.PowerSeriesMask(tm.path_graph(30_000), torch.ones(3))
+    assert plan_attention(mask, 16, 16).strategy == "features"
+    with pytest.raises(ValueError, match="no sparse entries"):
+        plan_attention(mask, 16, 16, strategy="pairs")
+    with pytest.raises(ValueError, match="Only a dense mask"):
+        plan_attention(mask, 16, 16, kernel="softmax")
+    assert plan_attention(mask, 16, 16, kernel="softmax", strategy="dense").strategy == "dense"
+    with pytest.raises(ValueError, match="Only a dense mask"):
+        plan_attention(mask, 16, 16, dropout=True)
+
+
+def test_counted_work_and_memory_per_node_are_flat():
+    """The promise of O(N): from 2^10 to 2^14 nodes of a path and of a grid, work per node stays within 5 %."""
+    for build in (tm.path_graph, lambda n: tm.grid_graph(16, n // 16)):
+        for symmetric in (True, False):
+            per_node = []
+            for size in (2**10, 2**12, 2**14):
+                mask = tm.WalkMask(build(size), num_walks=8, max_length=6, symmetric=symmetric, seed=0)
+                plan = plan_attention(mask, 16, 16)
+                sides = mask.features if isinstance(mask.features, tuple) else (mask.features,)
+                size_in_bytes = sum(side.num_bytes for side in sides)
+                flops = [planning._costs(mask, 16, 16, 1)[0][name] / size for name in ("pairs", "features")]
+                per_node.append([*flops, size_in_bytes / size, len(mask.pattern().columns) / size])
+                assert plan.flops.keys() <= {"pairs", "features", "dense"}
+            spread = np.max(per_node, axis=0) / np.min(per_node, axis=0)
+            assert (spread < 1.05).all(), spread
+
+
+def test_counted_flops_are_those_of_the_route():
+    """Two per multiply-add: scores, sums, and refreshing the entries."""
+    mask = walk_mask(tm.grid_graph(40, 40), symmetric=False)
+    pairs = mask.num_pairs_bound
+    plan = plan_attention(mask, 8, 4, batch_size=3, strategy="pairs")
+    assert plan.flops["pairs"] == 2 * 3 * pairs * (8 + 4)
+    assert plan.flops["features"] == 2 * 3 * 8 * 4 * (pairs + 1600)
+
+
+def test_a_star_with_many_leaves_runs_in_bounded_memory():
+    """2^16 leaves: a dense mask would take 17 GB. Peak memory is measured in a process of its own."""
+    import subprocess
+    import sys
+
+    script = """
+import resource, numpy as np, torch, topomask as tm
+leaves = np.arange(1, 2**16 + 1)
+graph = tm.Graph.from_edges(np.stack([np.zeros_like(leaves), leaves]))
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+mask = tm.WalkMask(graph, num_walks=4, max_length=4, seed=0)
+q, k, v = torch.randn(3, 1, 1, graph.num_nodes, 8)
+q.requires_grad_()
+out = tm.masked_attention(q, k, v, mask)
+out.sum().backward()
+assert out.isfinite().all() and q.grad.isfinite().all()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=600)
+    assert run.returncode == 0, run.stderr
+    kilobytes = int(run.stdout)
+    assert kilobytes < 1_500_000, kilobytes
