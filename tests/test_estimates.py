@@ -11,7 +11,7 @@ from scipy import stats
 
 import topomask as tm
 from registry import directed_graph, ragged_graph, signed_graph
-from topomask import theory
+from topomask.recipes.estimates import convergence, mask_errors
 
 NUM_SEEDS = 400
 FALSE_FAIL_RATE = 1e-6
@@ -117,37 +117,14 @@ def test_shared_walks_bias_the_diagonal_upwards():
         assert (score > 20) if shared else (abs(score) < threshold(1)), score
 
 
-def relative_error(graph: tm.Graph, f: torch.Tensor, exact: torch.Tensor, seed: int, **settings) -> float:
-    """Relative Frobenius error of the mask with independent query and key walks."""
-    mask = tm.WalkMask(graph, max_length=len(f) - 1, f=f, seed=seed, **settings)
-    return float((mask.to_dense()[0].detach() - exact).norm() / exact.norm())
-
-
 def test_error_of_iid_walks_falls_as_one_over_the_root_of_walkers():
     """Slope -0.5 +- 0.05 from 32 to 1,024 walkers, and the 95 % quantile of entries below the bound of Thm 3.1."""
-    graph, halt_prob = tm.grid_graph(6, 6), 0.1
     f = 0.5 ** torch.arange(7, dtype=torch.float64)
-    exact = tm.PowerSeriesMask(graph, tm.convolve(f)).to_dense()[0].detach()
-    c = theory.load_constant(graph, f, halt_prob)
-    walkers = 2 ** np.arange(5, 11)
-    errors = []
-    for num_walks in walkers:
-        deviations = []
-        for seed in range(6):
-            mask = tm.WalkMask(
-                graph, int(num_walks), len(f) - 1, coupling="iid", halt_prob=halt_prob, f=f, seed=seed
-            ).double()
-            deviations.append((mask.to_dense()[0] - exact).detach())
-        deviation = torch.stack(deviations)
-        errors.append(float(deviation.square().mean().sqrt()))
-        quantile = float(deviation.abs().flatten().quantile(0.95))
-        bound = theory.deviation_quantile(0.05, int(num_walks), c)
-        print(
-            f"{num_walks} walkers: 95 % of entries within {quantile:.2e}, bound {bound:.2e}, {bound / quantile:.0f} x loose"
-        )
+    found = convergence(tm.grid_graph(6, 6), f, [2**k for k in range(5, 11)], halt_prob=0.1, num_seeds=6)
+    for num_walks, quantile, bound in zip(found.num_walks, found.quantiles, found.bounds, strict=True):
+        print(f"{num_walks} walkers: 95 % within {quantile:.2e}, bound {bound:.2e}, {bound / quantile:.0f} x loose")
         assert quantile < bound
-    slope = np.polyfit(np.log(walkers), np.log(errors), 1)[0]
-    assert abs(slope + 0.5) < 0.05, slope
+    assert abs(found.slope + 0.5) < 0.05, found.slope
 
 
 LENGTHS = torch.arange(11, dtype=torch.float64)
@@ -168,12 +145,8 @@ COUPLINGS = {
 def test_repelling_walks_beat_the_papers(case):
     """Error of repelling walks of fixed length against i.i.d. walks that halt with probability 0.1; 5 seeds."""
     graph, num_walks, f, factor = COUPLINGS[case]
-    exact = tm.PowerSeriesMask(graph, tm.convolve(f)).to_dense()[0].detach()
-
-    def mean_error(**settings) -> float:
-        return float(np.mean([relative_error(graph, f, exact, s, num_walks=num_walks, **settings) for s in range(5)]))
-
-    iid, repelling = mean_error(coupling="iid", halt_prob=0.1), mean_error(coupling="repelling")
+    iid = np.mean(mask_errors(graph, f, num_walks, range(5), coupling="iid", halt_prob=0.1))
+    repelling = np.mean(mask_errors(graph, f, num_walks, range(5), coupling="repelling"))
     assert iid > factor * repelling, (iid, repelling)
 
 

@@ -1,0 +1,1 @@
+"""Measurements, as opposed to tests: what comes out is reported, not asserted."""

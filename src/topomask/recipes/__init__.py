@@ -1,0 +1,1 @@
+"""Experiments, one per table or figure."""

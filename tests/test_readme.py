@@ -1,0 +1,19 @@
+import re
+from pathlib import Path
+
+README = Path(__file__).parents[1] / "README.md"
+
+
+def test_the_first_example_runs_as_it_stands():
+    code = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)[0]
+    assert len(code.splitlines()) <= 8
+    names: dict = {}
+    exec(code, names)
+    assert names["out"].shape == (1, 4, 32768, 32)
+    assert names["y"].shape == (1, 32768, 128)
+
+
+def test_pictures_and_pages_exist():
+    for page in (README, *(README.parent / "docs").glob("*.md")):
+        for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
+            assert (page.parent / target).exists(), (page, target)
