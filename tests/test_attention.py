@@ -73,7 +73,7 @@ def test_feature_maps(feature_map, strategy):
 def test_without_a_normalizer_features_are_not_rescaled(feature_map):
     mask = walk_mask(ragged_graph(), num_heads=2)
     q, k, v = qkv(11)
-    phi = tm.feature_maps.resolve(feature_map, 4)
+    phi = tm.feature_maps.resolve(feature_map)
     expected = (mask.to_dense() * (phi(q) @ phi(k).mT)) @ v
     out = tm.masked_attention(q, k, v, mask, feature_map=feature_map, normalizer="none")
     torch.testing.assert_close(out, expected, **EXACT)
@@ -242,6 +242,91 @@ def test_half_precision_stays_finite_and_close(dtype, strategy):
         assert gradient.isfinite().all()
 
 
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_autocast_does_not_lower_the_arithmetic(strategy):
+    mask = walk_mask(ragged_graph(), num_heads=2).float()
+    q, k, v = qkv(11, dtype=torch.float32)
+    for feature_map in FEATURE_MAPS:
+        plain = tm.masked_attention(q, k, v, mask, feature_map=feature_map, strategy=strategy)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            cast = tm.masked_attention(q, k, v, mask, feature_map=feature_map, strategy=strategy)
+        assert torch.equal(plain, cast)
+    if strategy != "features":
+        plain = tm.masked_softmax_attention(q, k, v, mask, strategy=strategy)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            assert torch.equal(tm.masked_softmax_attention(q, k, v, mask, strategy=strategy), plain)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_evaluating_in_inference_mode_first_does_not_spoil_training(strategy):
+    mask = tm.PrefixMask(tm.WalkMask(ragged_graph(), max_length=3, seed=0))
+    q, k, v = qkv(mask.num_keys, dtype=torch.float32, width=7)
+    for attend, options in (
+        (tm.masked_attention, {"feature_map": "softmax", "strategy": strategy}),
+        (tm.masked_softmax_attention, {"strategy": "dense" if strategy == "features" else strategy}),
+    ):
+        with torch.inference_mode():
+            attend(q, k, v, mask, **options)
+        attend(q.clone().requires_grad_(), k, v, mask, **options).sum().backward()
+
+
+def test_the_scale_of_the_mask_cancels_in_softmax_attention():
+    q, k = torch.tensor([[5.0, 0.0]]).view(1, 1, 2, 1), torch.tensor([[1.0, 0.0]]).view(1, 1, 2, 1)
+    v = torch.tensor([1.0, 0.0]).view(1, 1, 2, 1)
+    plain = tm.masked_softmax_attention(q, k, v, tm.DenseMask(torch.ones(2, 2)))
+    tiny = tm.masked_softmax_attention(q, k, v, tm.DenseMask(torch.full((2, 2), 1e-30)))
+    torch.testing.assert_close(tiny, plain)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_function_as_feature_map_sees_the_input_precision(strategy):
+    mask = walk_mask(ragged_graph(), num_heads=2).half()
+    phi = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU()).half()
+    q, k, v = qkv(11, dtype=torch.float16)
+    assert tm.masked_attention(q, k, v, mask, feature_map=phi, strategy=strategy).dtype == torch.float16
+    other = tm.masked_attention(q, k, v, mask, feature_map=lambda x: x.double().exp(), strategy=strategy)
+    assert other.isfinite().all()
+    with pytest.raises(ValueError, match="feature_map"):
+        tm.masked_attention(q, k, v, mask, feature_map=lambda x: x[..., :1, :], strategy=strategy)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_chunks_do_not_matter(strategy, monkeypatch):
+    from topomask.masks import base
+    from topomask.ops.pair_values import reference as pair_values
+    from topomask.ops.sparse_product import reference as sparse_product
+
+    mask = walk_mask(ragged_graph(), num_heads=2)
+    parameters = list(mask.parameters())
+
+    def run():
+        q, k, v = (x.requires_grad_() for x in qkv(11).unbind())
+        out = tm.masked_attention(q, k, v, mask, strategy=strategy, feature_map="identity")
+        return [out, *torch.autograd.grad(out.square().sum(), [q, k, v, *parameters])]
+
+    whole = run()
+    monkeypatch.setattr(base, "_ELEMENTS_PER_CHUNK", 1)
+    monkeypatch.setattr(pair_values, "_TRIPLES_PER_CHUNK", 7)
+    monkeypatch.setattr(sparse_product, "_ELEMENTS_PER_CHUNK", 9)
+    mask.resample(mask.seed)
+    for a, b in zip(run(), whole, strict=True):
+        torch.testing.assert_close(a, b, **EXACT)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_empty_inputs_give_empty_outputs(strategy):
+    for symmetric in (True, False):
+        mask = walk_mask(ragged_graph(), num_heads=2, symmetric=symmetric)
+        q, k, v = qkv(11)
+        none = torch.zeros(0, dtype=torch.int64)
+        assert tm.masked_attention(q[:0], k[:0], v[:0], mask, strategy=strategy).shape == (0, 2, 11, 4)
+        assert tm.masked_attention(q, k, v[..., :0], mask, strategy=strategy).shape == (2, 2, 11, 0)
+        few = tm.masked_attention(q[:, :, :0], k, v, mask, query_nodes=none, strategy=strategy)
+        assert few.shape == (2, 2, 0, 4)
+        blind = tm.masked_attention(q, k[:, :, :0], v[:, :, :0], mask, key_nodes=none, strategy=strategy)
+        assert (blind == 0).all()
+
+
 @pytest.mark.parametrize("feature_map", FEATURE_MAPS)
 @pytest.mark.parametrize("scale", [1e-30, 1e-10, 1e10, 1e18])
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -336,6 +421,7 @@ def test_a_hub_gives_the_same_by_every_way():
         (dict(v=torch.zeros(2, 2, 10, 4)), "`k` and `v`"),
         (dict(key_padding_mask=torch.zeros(2, 11)), "boolean"),
         (dict(key_padding_mask=torch.zeros(3, 11, dtype=torch.bool)), "one row per input"),
+        (dict(mask=torch.ones(11, 11)), "DenseMask"),
         (dict(query_nodes=[0, 99]), r"query_nodes\[1\] is 99"),
     ],
 )

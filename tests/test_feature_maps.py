@@ -41,8 +41,8 @@ def test_elu_stays_positive_and_differentiable():
 
 def test_names():
     with pytest.raises(ValueError, match="relu"):
-        feature_maps.resolve("swish", 4)
-    assert feature_maps.resolve(torch.tanh, 4) is torch.tanh
+        feature_maps.resolve("swish")
+    assert feature_maps.resolve(torch.tanh) is torch.tanh
     assert feature_maps.is_nonnegative(feature_maps.relu)
     assert not feature_maps.is_nonnegative(torch.tanh)
-    assert feature_maps.is_nonnegative(feature_maps.resolve("exp", 4))
+    assert feature_maps.is_nonnegative(feature_maps.resolve("exp"))

@@ -103,6 +103,9 @@ def test_pyg_data_and_batch():
         data.append(Data(edge_index=edge_index, edge_weight=weights, num_nodes=part.num_nodes))
     assert tm.Graph.from_pyg(data[2]).fingerprint == parts[2].fingerprint
     assert tm.Graph.from_pyg(Batch.from_data_list(data)).fingerprint == tm.Graph.batch(parts).fingerprint
+    nothing = Data(edge_index=torch.zeros(2, 0, dtype=torch.int64), edge_weight=torch.zeros(0), num_nodes=0)
+    trailing = Batch.from_data_list([*data, nothing])
+    assert tm.Graph.from_pyg(trailing).num_graphs == 4
     one_way = Data(edge_index=torch.tensor([[0], [1]]), num_nodes=2)
     with pytest.raises(ValueError, match="to_undirected"):
         tm.Graph.from_pyg(one_way)
@@ -146,6 +149,11 @@ def test_neighborhood_sees_what_walks_see():
     graph = tm.grid_graph(7, 7)
     part = graph.neighborhood([24], num_hops=2)
     assert part.num_nodes == 13
+    assert tm.Graph.from_edges([], 3).neighborhood([1], 2).num_nodes == 1
+    with pytest.raises(ValueError, match="empty"):
+        graph.neighborhood([], 2)
+    with pytest.raises(ValueError, match="num_hops"):
+        graph.neighborhood([0], -1)
     np.testing.assert_array_equal(part.degrees, graph.degrees[part.ids])
 
 
@@ -159,6 +167,7 @@ BAD = {
     "flat": (dict(edges=[0, 1]), r"shape \(2,\)"),
     "ragged": (dict(edges=[[0, 1], [1]]), "rectangular"),
     "strings": (dict(edges=[["a", "b"], ["c", "d"]]), "integers"),
+    "identifier": (dict(edges=[[0], [10**13]]), "Renumber"),
     "huge": (dict(edges=np.array([[2**63], [0]], dtype=np.uint64)), "int64"),
     "no nodes": (dict(edges=[], num_nodes=None), "num_nodes"),
     "zero nodes": (dict(edges=[], num_nodes=0), "at least one node"),

@@ -26,7 +26,7 @@ def test_hubs_close_the_way_over_pairs():
     assert "symmetric=False" in str(plan)
     with pytest.raises(ValueError, match="pairs of walks meet"):
         plan_attention(mask, 16, 16, strategy="pairs")
-    with pytest.raises(ValueError, match=r"dense mask of [\d,]+ entries[^!]*symmetric=False"):
+    with pytest.raises(ValueError, match=r"dense attention with [\d,]+ weights[^!]*symmetric=False"):
         plan_attention(mask, 16, 16, kernel="softmax")
     asymmetric = tm.WalkMask(star_graph(30_000), num_walks=4, max_length=4, seed=0, symmetric=False)
     assert asymmetric.num_pairs_bound == asymmetric.features.num_nonzeros
@@ -38,11 +38,34 @@ def test_masks_without_entries():
     assert plan_attention(mask, 16, 16).strategy == "features"
     with pytest.raises(ValueError, match="no sparse entries"):
         plan_attention(mask, 16, 16, strategy="pairs")
-    with pytest.raises(ValueError, match="Only a dense mask"):
+    with pytest.raises(ValueError, match="Only dense attention"):
         plan_attention(mask, 16, 16, kernel="softmax")
     assert plan_attention(mask, 16, 16, kernel="softmax", strategy="dense").strategy == "dense"
-    with pytest.raises(ValueError, match="Only a dense mask"):
+    with pytest.raises(ValueError, match="Only dense attention"):
         plan_attention(mask, 16, 16, dropout=True)
+
+
+def test_dense_weights_are_counted_over_the_batch():
+    """A mask of one head that serves 64 inputs of 8 heads: 34 GB of weights are not formed."""
+    mask = tm.WalkMask(tm.path_graph(4096), num_walks=4, max_length=4, symmetric=False, seed=0)
+    assert plan_attention(mask, 16, 16, batch_size=64, num_heads=8).strategy != "dense"
+
+
+def test_few_queries_of_a_large_mask_stay_cheap():
+    """Neither the whole mask nor its pairs are formed for a handful of queries."""
+    mask = tm.WalkMask(tm.grid_graph(128, 128), num_walks=8, max_length=6, symmetric=False, seed=0)
+    few = mask.select(torch.tensor([0, 5]), None)
+    assert few.num_pairs_bound < 200
+    assert plan_attention(few, 16, 16, kernel="softmax").strategy in ("pairs", "dense")
+    exact = tm.PowerSeriesMask(tm.path_graph(2**17), torch.ones(3)).select(None, torch.tensor([0, 1, 5, 9]))
+    assert exact.to_dense().shape == (1, 2**17, 4), "a mask of 2^34 entries would not fit"
+
+
+def test_estimated_pairs_are_close():
+    mask = tm.WalkMask(tm.grid_graph(50, 50), num_walks=8, max_length=6, seed=0)
+    found = len(mask.pattern().columns)
+    assert abs(mask.num_pairs_estimate - found) < 0.15 * found
+    assert found <= mask.num_pairs_bound
 
 
 def test_counted_work_and_memory_per_node_are_flat():

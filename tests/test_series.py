@@ -53,6 +53,13 @@ def test_deconvolve_needs_a_positive_start():
             series.deconvolve(tensor([first, 1.0]))
 
 
+def test_long_series_do_not_overflow():
+    assert series.heat(400, dtype=torch.float64).sum() == pytest.approx(1.0)
+    assert series.heat(2000, time=800.0, dtype=torch.float64).sum() == pytest.approx(1.0)
+    assert series.cosine(400).isfinite().all()
+    assert series.heat(3).dtype == torch.get_default_dtype()
+
+
 def laplacian() -> torch.Tensor:
     w = torch.from_numpy(tm.grid_graph(3, 3).adjacency("sym").toarray())
     return torch.eye(9, dtype=torch.float64) - w
@@ -66,12 +73,12 @@ def spectral(function) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("coefficients", "function"),
     [
-        (series.heat(ORDER, time=1.7), lambda x: torch.exp(-1.7 * x)),
-        (series.regularized_laplacian(400, sigma=0.8, power=2), lambda x: (1 + 0.64 * x) ** -2),
-        (series.matern(400, nu=1.3, kappa=0.9), lambda x: (2.6 / 0.81 + x) ** -1.3),
-        (series.random_walk(5, steps=3, shift=2.5), lambda x: (2.5 - x) ** 3),
-        (series.cosine(ORDER, frequency=1.2), lambda x: torch.cos(1.2 * (1 - x))),
-        (series.inverse_cosine(ORDER), lambda x: torch.cos(math.pi / 4 * x)),
+        (series.heat(ORDER, time=1.7, dtype=torch.float64), lambda x: torch.exp(-1.7 * x)),
+        (series.regularized_laplacian(400, sigma=0.8, power=2, dtype=torch.float64), lambda x: (1 + 0.64 * x) ** -2),
+        (series.matern(400, nu=1.3, kappa=0.9, dtype=torch.float64), lambda x: (2.6 / 0.81 + x) ** -1.3),
+        (series.random_walk(5, steps=3, shift=2.5, dtype=torch.float64), lambda x: (2.5 - x) ** 3),
+        (series.cosine(ORDER, frequency=1.2, dtype=torch.float64), lambda x: torch.cos(1.2 * (1 - x))),
+        (series.inverse_cosine(ORDER, dtype=torch.float64), lambda x: torch.cos(math.pi / 4 * x)),
     ],
     ids=["heat", "regularized_laplacian", "matern", "random_walk", "cosine", "inverse_cosine"],
 )
@@ -87,6 +94,9 @@ def test_kernels_are_the_functions_they_name(coefficients, function):
         lambda: series.heat(3, time=0.0),
         lambda: series.matern(3, nu=-1.0),
         lambda: series.random_walk(3, shift=1.0),
+        lambda: series.random_walk(3, steps=2.5),
+        lambda: series.heat(-1),
+        lambda: series.deconvolve(torch.tensor(1.0)),
         lambda: series.cosine(3, frequency=2.0),
         lambda: series.regularized_laplacian(3, sigma=math.inf),
     ],

@@ -112,6 +112,10 @@ def test_variance_warning():
         lambda: theory.load_constant(tm.path_graph(3), F, 1.0),
         lambda: theory.required_walks(0.0, 0.05, 1.0),
         lambda: theory.required_walks(0.1, 1.5, 1.0),
+        lambda: theory.required_walks(0.1, 0.5, math.inf),
+        lambda: theory.deviation_quantile(0.1, 0, 1.0),
+        lambda: theory.sparsity_bound(0, 0.1, 3),
+        lambda: theory.deviation_bound(0.1, 3, 0.0),
         lambda: theory.sparsity_bound(4, 0.1, 3, delta=0.0),
     ],
 )

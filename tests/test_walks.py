@@ -65,6 +65,12 @@ def test_a_graph_without_edges():
         assert torch.equal(features.to_dense(torch.ones(4))[0], torch.eye(3))
 
 
+def test_no_start_nodes():
+    features = tm.sample_features(ragged_graph(), max_length=2, num_heads=2, start_nodes=[])
+    assert features.values(torch.ones(3)).shape == (0,)
+    assert features.to_dense(torch.ones(3)).shape == (2, 0, 11)
+
+
 def test_length_zero_walks():
     assert torch.equal(tm.sample_features(tm.path_graph(4), max_length=0).to_dense(torch.ones(1))[0], torch.eye(4))
 

@@ -98,15 +98,16 @@ def masked_attention(
     """
     if normalizer not in get_args(Normalizer):
         raise ValueError(f"`normalizer` must be one of {get_args(Normalizer)}, but is {normalizer!r}.")
+    phi = feature_maps.resolve(feature_map)
     inputs = _prepare(q, k, v, mask, key_padding_mask, dropout_p, query_nodes, key_nodes)
-    phi = feature_maps.resolve(feature_map, q.shape[-1])
-    phi_q, phi_k = _features(phi, inputs, rescale=normalizer != "none")
-    plan = _plan(inputs, phi_q.shape[-1], strategy, "linear", dropout_p)
-    attend = {"pairs": _attend_pairs, "features": _attend_features, "dense": _attend_dense}[plan.strategy]
-    nonnegative = feature_maps.is_nonnegative(phi)
-    work = _Linear(inputs.mask, phi_q, phi_k, inputs.v, normalizer, nonnegative, dropout_p)
-    numerator, denominator = attend(work)
-    return _restore(_divide(numerator, denominator), q)
+    with torch.autocast(inputs.q.device.type, enabled=False):
+        phi_q, phi_k = _features(phi, inputs, q.dtype, rescale=normalizer != "none")
+        plan = _plan(inputs, phi_q.shape[-1], strategy, "linear", dropout_p)
+        attend = {"pairs": _attend_pairs, "features": _attend_features, "dense": _attend_dense}[plan.strategy]
+        nonnegative = feature_maps.is_nonnegative(phi)
+        work = _Linear(inputs.mask, phi_q, phi_k, inputs.v, normalizer, nonnegative, dropout_p)
+        numerator, denominator = attend(work)
+        return _restore(_divide(numerator, denominator), q)
 
 
 def masked_softmax_attention(
@@ -159,11 +160,12 @@ def masked_softmax_attention(
     if normalizer not in ("absolute", "signed"):
         raise ValueError(f"`normalizer` must be 'absolute' or 'signed' for softmax attention, but is {normalizer!r}.")
     inputs = _prepare(q, k, v, mask, key_padding_mask, dropout_p, query_nodes, key_nodes)
-    scaled = inputs.q * (1.0 / math.sqrt(q.shape[-1]) if scale is None else scale)
-    plan = _plan(inputs, q.shape[-1], strategy, "softmax", dropout_p)
-    attend = _softmax_pairs if plan.strategy == "pairs" else _softmax_dense
-    numerator, denominator = attend(inputs._replace(q=scaled), normalizer, dropout_p)
-    return _restore(_divide(numerator, denominator), q)
+    with torch.autocast(inputs.q.device.type, enabled=False):
+        scaled = inputs.q * (1.0 / math.sqrt(q.shape[-1]) if scale is None else scale)
+        plan = _plan(inputs, q.shape[-1], strategy, "softmax", dropout_p)
+        attend = _softmax_pairs if plan.strategy == "pairs" else _softmax_dense
+        numerator, denominator = attend(inputs._replace(q=scaled), normalizer, dropout_p)
+        return _restore(_divide(numerator, denominator), q)
 
 
 def _prepare(
@@ -176,6 +178,8 @@ def _prepare(
     query_nodes: Any,
     key_nodes: Any,
 ) -> _Inputs:
+    if not isinstance(mask, Mask):
+        raise ValueError(f"`mask` must be a topomask.Mask, but is a {type(mask).__name__}. Wrap a matrix in DenseMask.")
     if query_nodes is not None or key_nodes is not None:
         queries = None if query_nodes is None else check_nodes(query_nodes, mask.num_queries, "query_nodes")
         keys = None if key_nodes is None else check_nodes(key_nodes, mask.num_keys, "key_nodes")
@@ -185,18 +189,21 @@ def _prepare(
         raise ValueError(f"`dropout_p` must lie in [0, 1), but is {dropout_p}.")
     dtype = torch.promote_types(q.dtype, torch.float32)
     groups = q.shape[-3] // k.shape[-3]
-    q, k, v = (x.to(dtype).reshape(-1, *x.shape[-3:]) for x in (q, k, v))
+    batch = math.prod(q.shape[:-3])
+    q, k, v = (x.to(dtype).reshape(batch, *x.shape[-3:]) for x in (q, k, v))
     k, v = (x.repeat_interleave(groups, dim=1) if groups > 1 else x for x in (k, v))
     if key_padding_mask is None:
         return _Inputs(q, k, v, mask, None)
-    if key_padding_mask.dtype != torch.bool or key_padding_mask.shape[-1] != k.shape[-2]:
+    key_padding_mask = torch.as_tensor(key_padding_mask, device=k.device)
+    if key_padding_mask.dtype != torch.bool or key_padding_mask.shape[-1:] != k.shape[-2:-1]:
         raise ValueError(
             f"`key_padding_mask` must be boolean with shape [..., N_k={k.shape[-2]}], True where a key is padding, "
             f"but has shape {tuple(key_padding_mask.shape)} and dtype {key_padding_mask.dtype}."
         )
-    padded = key_padding_mask.reshape(-1, 1, k.shape[-2], 1)
-    if padded.shape[0] not in (1, k.shape[0]):
-        raise ValueError(f"`key_padding_mask` must have one row per input, {k.shape[0]}, but has {padded.shape[0]}.")
+    rows = math.prod(key_padding_mask.shape[:-1])
+    if rows not in (1, batch):
+        raise ValueError(f"`key_padding_mask` must have one row per input, {batch}, but has {rows}.")
+    padded = key_padding_mask.reshape(rows, 1, k.shape[-2], 1)
     # Whatever stands in padding, NaN included, must touch neither results nor gradients.
     return _Inputs(q, k.masked_fill(padded, 0.0), v.masked_fill(padded, 0.0), mask, ~padded)
 
@@ -235,7 +242,9 @@ def _plan(inputs: _Inputs, num_features: int, strategy: Strategy, kernel: Any, d
     )
 
 
-def _features(phi: Callable[[Tensor], Tensor], inputs: _Inputs, rescale: bool) -> tuple[Tensor, Tensor]:
+def _features(
+    phi: Callable[[Tensor], Tensor], inputs: _Inputs, dtype: torch.dtype, rescale: bool
+) -> tuple[Tensor, Tensor]:
     """Features of queries and keys, scaled so that no product of two can overflow or vanish.
 
     A factor per query, or per graph and head for keys, cancels in the quotient of attention.
@@ -249,7 +258,7 @@ def _features(phi: Callable[[Tensor], Tensor], inputs: _Inputs, rescale: bool) -
             exponents_q = exponents_q - _finite(exponents_q.detach().amax(dim=-1, keepdim=True))
             exponents_k = exponents_k - _finite(_amax_per_graph(exponents_k.detach(), groups))
         return exponents_q.exp(), exponents_k.exp()
-    phi_q, phi_k = phi(inputs.q), phi(inputs.k)
+    phi_q, phi_k = (_apply(phi, x, dtype) for x in (inputs.q, inputs.k))
     if inputs.is_key is not None:
         phi_k = phi_k.masked_fill(~inputs.is_key, 0.0)
     if rescale:
@@ -258,8 +267,20 @@ def _features(phi: Callable[[Tensor], Tensor], inputs: _Inputs, rescale: bool) -
     return phi_q, phi_k
 
 
+def _apply(phi: Callable[[Tensor], Tensor], x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Features in the precision of x. A user's own function is given the precision that the user gave."""
+    out = phi(x if feature_maps.is_named(phi) else x.to(dtype))
+    if out.shape[:-1] != x.shape[:-1]:
+        raise ValueError(
+            f"`feature_map` must map [..., D] to [..., M], but mapped {tuple(x.shape)} to {tuple(out.shape)}."
+        )
+    return out.to(x.dtype)
+
+
 def _amax_per_graph(x: Tensor, groups: Tensor | None) -> Tensor:
     """The largest number per graph and head, [B, H, N, 1] (or [B, H, 1, 1] for one graph)."""
+    if not x.shape[-2]:
+        return x.new_zeros(*x.shape[:-1], 1)
     largest = x.amax(dim=-1, keepdim=True)
     if groups is None:
         return largest.amax(dim=-2, keepdim=True)
@@ -327,16 +348,17 @@ def _attend_pairs(work: _Linear) -> tuple[Tensor, Tensor | None]:
 def _softmax_pairs(inputs: _Inputs, normalizer: str, dropout_p: float) -> tuple[Tensor, Tensor | None]:
     mask = inputs.mask
     pattern, values, magnitudes = mask.entries()
-    values, magnitudes = values.to(inputs.v.dtype), magnitudes.to(inputs.v.dtype)
+    row, num_rows = segments.index(pattern.row_ptr), len(pattern.row_ptr) - 1
+    unit = _row_unit(values.new_zeros(num_rows).scatter_reduce(0, row, magnitudes.detach(), "amax"))[row]
+    values, magnitudes = (values * unit).to(inputs.v.dtype), (magnitudes * unit).to(inputs.v.dtype)
     log_magnitudes = magnitudes.detach().log()
-    row = segments.index(pattern.row_ptr)
 
     def attend_one(q: Tensor, k: Tensor, v: Tensor, is_key: Tensor | None) -> tuple[Tensor, Tensor | None]:
         scores = sddmm(pattern, q, k)
         if is_key is not None:
             scores = scores.masked_fill(~is_key[pattern.columns, 0], -torch.inf)
         heights = scores.detach() + log_magnitudes
-        shift = heights.new_full((pattern.shape[0],), -torch.inf).scatter_reduce(0, row, heights, "amax")
+        shift = heights.new_full((num_rows,), -torch.inf).scatter_reduce(0, row, heights, "amax")
         powers = (scores - _finite(shift)[row]).clamp(max=_MAX_EXPONENT).exp()
         numerator = spmm(pattern, _drop(powers * values, dropout_p), v)
         weights = magnitudes if normalizer == "absolute" else values
@@ -349,13 +371,21 @@ def _softmax_dense(inputs: _Inputs, normalizer: str, dropout_p: float) -> tuple[
     scores = inputs.q @ inputs.k.mT
     if inputs.is_key is not None:
         scores = scores.masked_fill(~inputs.is_key.mT, -torch.inf)
-    values = inputs.mask.to_dense().to(scores.dtype)
-    magnitudes = inputs.mask.magnitude().to_dense().to(scores.dtype)
+    values, magnitudes = inputs.mask.to_dense(), inputs.mask.magnitude().to_dense()
+    if not magnitudes.shape[-1]:
+        return inputs.v.new_zeros(*inputs.q.shape[:-1], inputs.v.shape[-1]), None
+    unit = _row_unit(magnitudes.detach().amax(dim=-1, keepdim=True))
+    values, magnitudes = (values * unit).to(scores.dtype), (magnitudes * unit).to(scores.dtype)
     shift = (scores.detach() + magnitudes.detach().log()).amax(dim=-1, keepdim=True)
     powers = (scores - _finite(shift)).clamp(max=_MAX_EXPONENT).exp()
     numerator = _drop(powers * values, dropout_p) @ inputs.v
     weights = magnitudes if normalizer == "absolute" else values
     return numerator, (powers * weights).sum(dim=-1, keepdim=True)
+
+
+def _row_unit(largest: Tensor) -> Tensor:
+    """A factor per query that brings its largest entry near 1; it cancels in the quotient."""
+    return torch.where(largest > 0, 1.0 / largest, 1.0)
 
 
 def _over_batch(attend_one: Callable[..., Any], mask: Mask, *inputs: Tensor | None) -> tuple[Tensor, Tensor | None]:
@@ -371,13 +401,17 @@ def _over_batch(attend_one: Callable[..., Any], mask: Mask, *inputs: Tensor | No
     def flatten(x: Tensor | None) -> list[Tensor] | list[None]:
         if x is None:
             return [None] * count
-        return list(x.expand(batch, heads, -1, -1).reshape(count, -1, x.shape[-1]))
+        return list(x.expand(batch, heads, -1, -1).reshape(count, mask.num_heads * x.shape[-2], x.shape[-1]))
 
+    v = inputs[2]
+    assert v is not None
+    shape = (batch, heads, mask.num_queries)
+    if not count:
+        return v.new_zeros(*shape, v.shape[-1]), None
     results = [attend_one(*parts) for parts in zip(*map(flatten, inputs), strict=True)]
     numerators, denominators = zip(*results, strict=True)
-    shape = (batch, heads, mask.num_queries, -1)
-    numerator = torch.stack(numerators).reshape(shape)
-    return numerator, None if denominators[0] is None else torch.stack(denominators).reshape(shape)
+    numerator = torch.stack(numerators).reshape(*shape, v.shape[-1])
+    return numerator, None if denominators[0] is None else torch.stack(denominators).reshape(*shape, 1)
 
 
 def _sum_rows(values: Tensor, row_ptr: Tensor) -> Tensor:

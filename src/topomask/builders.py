@@ -62,7 +62,7 @@ def knn_graph(points: Any, k: int, directed: bool = False) -> Graph:
         directed: Keep each point's own list of exactly ``k`` out-edges. Otherwise two points are joined when either is
             among the nearest of the other.
     """
-    array = points.detach().cpu().numpy() if isinstance(points, Tensor) else np.asarray(points)
+    array = points.detach().cpu().double().numpy() if isinstance(points, Tensor) else np.asarray(points)
     if array.ndim != 2 or array.shape[1] == 0:
         raise ValueError(f"`points` must have shape [N, dim], but has shape {array.shape}. Pass one row per point.")
     not_finite = np.flatnonzero(~np.isfinite(array).all(axis=1))

@@ -10,8 +10,6 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from functools import lru_cache
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +17,11 @@ from torch.nn import functional as F
 
 
 class ExponentialMap(nn.Module, ABC):
-    """A feature map exp(e(x)), given by its exponents."""
+    """A feature map exp(e(x)), given by its exponents.
+
+    Attention takes the largest exponent of the keys of a graph out of all of them. A key whose exponents lie more than
+    87 below it counts 0 in float32.
+    """
 
     nonnegative = True
 
@@ -70,9 +72,13 @@ class SoftmaxFeatures(ExponentialMap):
 
     def exponents(self, x: Tensor) -> Tensor:
         """Projections less half the squared norm, and the logarithm of the factor."""
-        num_features, dim = self.projection.shape
-        x = x * dim**-0.25
-        return x @ self.projection.to(x).mT - x.square().sum(dim=-1, keepdim=True) / 2 - math.log(num_features) / 2
+        return _softmax_exponents(x, self.projection)
+
+
+def _softmax_exponents(x: Tensor, projection: Tensor) -> Tensor:
+    num_features, dim = projection.shape
+    x = x * dim**-0.25
+    return x @ projection.to(x).mT - x.square().sum(dim=-1, keepdim=True) / 2 - math.log(num_features) / 2
 
 
 def relu(x: Tensor) -> Tensor:
@@ -94,25 +100,46 @@ def identity(x: Tensor) -> Tensor:
 _NONNEGATIVE = (relu, elu)
 
 
-@lru_cache(maxsize=32)
-def _softmax_features(dim: int) -> SoftmaxFeatures:
-    return SoftmaxFeatures(dim)
+_projections: dict[int, Tensor] = {}
 
 
-def resolve(feature_map: str | Callable[[Tensor], Tensor], dim: int) -> Callable[[Tensor], Tensor]:
+@torch.compiler.assume_constant_result
+def _default_projection(dim: int) -> Tensor:
+    """The projections behind the name "softmax", the same for every call."""
+    if dim not in _projections:
+        with torch.inference_mode(False), torch.device("cpu"):
+            _projections[dim] = SoftmaxFeatures(dim).projection
+    return _projections[dim]
+
+
+class _DefaultSoftmax(ExponentialMap):
+    """What the name "softmax" stands for."""
+
+    def exponents(self, x: Tensor) -> Tensor:
+        return _softmax_exponents(x, _default_projection(x.shape[-1]))
+
+
+_NAMED: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": relu,
+    "elu": elu,
+    "exp": Exp(),
+    "softmax": _DefaultSoftmax(),
+    "identity": identity,
+}
+
+
+def resolve(feature_map: str | Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
     """The feature map of a name, or the function itself."""
     if callable(feature_map):
         return feature_map
-    named: dict[str, Callable[[], Any]] = {
-        "relu": lambda: relu,
-        "elu": lambda: elu,
-        "identity": lambda: identity,
-        "exp": Exp,
-        "softmax": lambda: _softmax_features(dim),
-    }
-    if feature_map not in named:
-        raise ValueError(f"`feature_map` must be one of {tuple(named)} or a function, but is {feature_map!r}.")
-    return named[feature_map]()
+    if feature_map not in _NAMED:
+        raise ValueError(f"`feature_map` must be one of {tuple(_NAMED)} or a function, but is {feature_map!r}.")
+    return _NAMED[feature_map]
+
+
+def is_named(feature_map: Callable[[Tensor], Tensor]) -> bool:
+    """Whether it is one of the library's own, which take any precision."""
+    return isinstance(feature_map, ExponentialMap) or feature_map in _NAMED.values()
 
 
 def is_nonnegative(feature_map: Callable[[Tensor], Tensor]) -> bool:

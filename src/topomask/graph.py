@@ -20,6 +20,9 @@ from topomask.ops.sample_walks.reference import GraphTensors
 Normalization = Literal["sym", "row", "none"]
 Array = npt.NDArray[Any]
 
+# A node number beyond this is taken for an identifier that was not renumbered.
+_MAX_NODES = 1 << 32
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Graph:
@@ -42,6 +45,7 @@ class Graph:
         ids: The identity of every node for the random walks, [N]: its number in the graph it came from.
         degrees: :math:`s_i = \sum_j |a_{ij}|`, [N].
         graph_index: Which graph of a batch every node belongs to, [N], ascending.
+        num_graphs: Number of graphs in the batch.
 
     Example:
         >>> import topomask as tm
@@ -56,6 +60,7 @@ class Graph:
     ids: Array
     degrees: Array
     graph_index: Array
+    num_graphs: int = 1
 
     def __post_init__(self) -> None:
         self._freeze()
@@ -159,6 +164,7 @@ class Graph:
             ids=np.arange(graph.num_nodes) - np.repeat(starts[:-1], sizes),
             degrees=graph.degrees,
             graph_index=graph_index,
+            num_graphs=len(sizes),
         )
 
     @classmethod
@@ -184,6 +190,7 @@ class Graph:
             ids=np.concatenate([g.ids for g in graphs]),
             degrees=np.concatenate([g.degrees for g in graphs]),
             graph_index=np.concatenate([g.graph_index + start for g, start in zip(graphs, groups, strict=False)]),
+            num_graphs=int(groups[-1]),
         )
 
     @classmethod
@@ -227,11 +234,6 @@ class Graph:
             return len(self.indices)
         loops = int(np.count_nonzero(self.indices == self._rows()))
         return (len(self.indices) + loops) // 2
-
-    @property
-    def num_graphs(self) -> int:
-        """Number of graphs in the batch."""
-        return int(self.graph_index[-1]) + 1
 
     @cached_property
     def signed(self) -> bool:
@@ -290,17 +292,23 @@ class Graph:
         Nodes keep the ids and the degrees they have here, so features sampled on the part are rows of the features of
         the whole, bit for bit. This is how walks run on a graph that is too big for one machine.
         """
+        if isinstance(num_hops, bool) or not isinstance(num_hops, (int, np.integer)) or num_hops < 0:
+            raise ValueError(f"`num_hops` must be an integer of at least 0, but is {num_hops!r}.")
         seen = np.zeros(self.num_nodes, dtype=bool)
         frontier = check_nodes(nodes, self.num_nodes, "nodes").numpy()
+        if not len(frontier):
+            raise ValueError("`nodes` is empty. Pass at least one node.")
         seen[frontier] = True
-        pattern = sp.csr_array((np.ones(len(self.indices), dtype=bool), self.indices, self.indptr))
+        shape = (self.num_nodes, self.num_nodes)
+        pattern = sp.csr_array((np.ones(len(self.indices), dtype=bool), self.indices, self.indptr), shape=shape)
         for _ in range(num_hops):
             reached = np.unique(pattern[frontier].indices) if len(frontier) else frontier
             frontier = reached[~seen[reached]]
             seen[frontier] = True
         part = np.flatnonzero(seen)
-        block = sp.csr_array((self.weights, self.indices, self.indptr), shape=(self.num_nodes,) * 2)[part][:, part]
+        block = sp.csr_array((self.weights, self.indices, self.indptr), shape=shape)[part][:, part]
         block.sort_indices()
+        graphs, graph_index = np.unique(self.graph_index[part], return_inverse=True)
         return type(self)(
             indptr=block.indptr.astype(np.int64),
             indices=block.indices.astype(np.int64),
@@ -308,13 +316,14 @@ class Graph:
             directed=self.directed,
             ids=self.ids[part],
             degrees=self.degrees[part],
-            graph_index=np.unique(self.graph_index[part], return_inverse=True)[1].reshape(-1),
+            graph_index=graph_index.reshape(-1),
+            num_graphs=len(graphs),
         )
 
     @cached_property
     def tensors(self) -> GraphTensors:
         """The arrays a walk sampler needs, as CPU tensors."""
-        with torch.device("cpu"):
+        with torch.device("cpu"), torch.inference_mode(False):
             row_ptr, weights = torch.tensor(self.indptr), torch.tensor(self.weights)
             return GraphTensors(
                 row_ptr=row_ptr,
@@ -358,7 +367,13 @@ class Graph:
 
 def check_nodes(nodes: Any, num_nodes: int, name: str) -> Tensor:
     """Node numbers as an int64 CPU tensor, or a ValueError that names the wrong one."""
-    tensor = torch.as_tensor(nodes).cpu()
+    try:
+        tensor = torch.as_tensor(nodes)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(f"`{name}` must be integer node numbers of shape [n] ({error}).") from error
+    if torch.compiler.is_compiling():
+        return tensor.to(torch.int64)
+    tensor = tensor.cpu()
     if tensor.numel() == 0:
         return torch.zeros(0, dtype=torch.int64)
     if tensor.ndim != 1 or tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool:
@@ -377,7 +392,8 @@ def check_nodes(nodes: Any, num_nodes: int, name: str) -> Tensor:
 
 def _to_numpy(values: Any) -> Array:
     if isinstance(values, Tensor):
-        return values.detach().cpu().numpy()
+        values = values.detach().cpu()
+        return (values.float() if values.dtype == torch.bfloat16 else values).numpy()
     try:
         return np.asarray(values)
     except ValueError as error:
@@ -414,6 +430,12 @@ def _edge_array(edges: Any) -> Array:
 
 def _node_count(pairs: Array, num_nodes: int | None) -> int:
     largest = int(pairs.max()) if pairs.size else -1
+    limit = _MAX_NODES if num_nodes is None else num_nodes
+    if num_nodes is None and largest >= limit:
+        raise ValueError(
+            f"`edges` holds the node number {largest}, which would make a graph of more than {limit:,} nodes. Renumber "
+            "the nodes from 0, or pass num_nodes if there are that many."
+        )
     if num_nodes is None:
         if largest < 0:
             raise ValueError("`num_nodes` cannot be read off an empty `edges`. Pass num_nodes.")
@@ -463,6 +485,6 @@ def _weight_array(weights: Any, pairs: Array, signed: bool) -> Array:
 
 
 def _row_totals(indptr: Array, values: Array) -> Array:
-    with torch.device("cpu"):
+    with torch.device("cpu"), torch.inference_mode(False):
         row_ptr = torch.from_numpy(indptr)
         return segments.last(segments.cumulative_sum(torch.from_numpy(values), row_ptr), row_ptr).numpy()

@@ -5,14 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from topomask.masks import Mask
+from topomask.masks.base import MAX_PAIRS_PER_QUERY, Mask
 
 Strategy = Literal["auto", "pairs", "features", "dense"]
 Kernel = Literal["linear", "softmax"]
 
-# Pairs of walks that may meet, per query and head, before pairs are no longer formed.
-MAX_PAIRS_PER_QUERY = 8192
-# Entries of a dense mask that "auto" is willing to form.
+# Pairs of walks that may meet in small problems whatever their number per query.
+MIN_PAIR_BUDGET = 1 << 22
+# Entries of a sparse mask: with what is kept beside each, about 8 GB.
+MAX_PAIRS = 1 << 28
+# Attention weights of all inputs and heads that "auto" is willing to form at a time.
 MAX_DENSE_ENTRIES = 1 << 28
 
 # Nanoseconds, measured for the reference kernels on two cores in float32 (benchmarks/calibrate.py).
@@ -84,13 +86,13 @@ def plan_attention(
             raise ValueError(f"`strategy` is {strategy!r}, but {closed[strategy]}.")
         return Plan(strategy, "asked for", seconds, flops)
     open_ways = {name: time for name, time in seconds.items() if name not in closed}
-    entries = mask.num_heads * mask.num_queries * mask.num_keys
+    entries = times * mask.num_heads * mask.num_queries * mask.num_keys
     if len(open_ways) > 1 and entries > MAX_DENSE_ENTRIES:
         open_ways.pop("dense")
     if set(open_ways) == {"dense"} and entries > MAX_DENSE_ENTRIES:
         reasons = "; ".join(closed.values())
         raise ValueError(
-            f"Only a dense mask of {entries:,} entries would do: {reasons}. "
+            f"Only dense attention with {entries:,} weights would do: {reasons}. "
             "Use WalkMask(symmetric=False), whose pairs are few on any graph, or pass strategy='dense' all the same."
         )
     best = min(open_ways, key=lambda name: open_ways[name])
@@ -104,15 +106,17 @@ def plan_attention(
 def _closed(mask: Mask, kernel: Kernel, dropout: bool) -> dict[str, str]:
     """The ways that are not open, with the reason."""
     closed = {}
-    bound, name = mask.num_pairs_bound, type(mask).__name__
-    limit = MAX_PAIRS_PER_QUERY * mask.num_heads * mask.num_queries
-    if bound is None:
-        closed["pairs"] = f"{name} has no sparse entries"
+    bound, estimate = mask.num_pairs_bound, mask.num_pairs_estimate
+    limit = max(MIN_PAIR_BUDGET, MAX_PAIRS_PER_QUERY * mask.num_heads * mask.num_inner_rows)
+    if bound is None or estimate is None:
+        closed["pairs"] = f"{type(mask).__name__} has no sparse entries"
     elif bound > limit:
         closed["pairs"] = (
             f"up to {bound:,} pairs of walks meet, more than {MAX_PAIRS_PER_QUERY} per query and head (the graph has "
             "hubs, or walks are many and long); WalkMask(symmetric=False) has few pairs on any graph"
         )
+    elif estimate > MAX_PAIRS:
+        closed["pairs"] = f"about {estimate:,} entries would not fit in memory; WalkMask(symmetric=False) has fewer"
     if kernel == "softmax":
         closed["features"] = "softmax attention needs the entries of the mask"
     elif dropout:
@@ -128,9 +132,9 @@ def _costs(mask: Mask, num_features: int, value_dim: int, times: int) -> tuple[d
     entries = mask.num_heads * mask.num_queries * mask.num_keys
     flops["dense"] = 2.0 * times * entries * width + 2.0 * mask.product_cost * mask.num_keys
     seconds["dense"] = 0.5e-9 * _NS_DENSE * flops["dense"] + 1e-9 * _NS_DENSE_ENTRY * entries * times
-    bound = mask.num_pairs_bound
-    if bound is not None:
-        pairs = min(bound, entries)
+    bound, estimate = mask.num_pairs_bound, mask.num_pairs_estimate
+    if bound is not None and estimate is not None:
+        pairs = min(estimate, entries)
         refresh = bound if bound > mask.product_cost else 0
         flops["pairs"] = 2.0 * times * pairs * width + 2.0 * refresh
         per_pair = _NS_PAIR_SCORE * num_features + _NS_PAIR_SUM * value_dim

@@ -1,6 +1,7 @@
 r"""Power series :math:`M_\alpha = \sum_k \alpha_k W^k` and the modulations behind them.
 
-Named kernels are given by their coefficients :math:`\alpha_0, \ldots, \alpha_K` as float64 tensors of shape [K + 1].
+Named kernels are given by their coefficients :math:`\alpha_0, \ldots, \alpha_K`, tensors of shape [K + 1] in ``dtype``
+(default: torch's default dtype).
 They are functions of the normalised Laplacian :math:`\tilde L = I - W`, where W is the ``"sym"`` adjacency. Hand them
 to :class:`topomask.PowerSeriesMask`, or through :func:`deconvolve` to :class:`topomask.WalkMask`.
 """
@@ -32,7 +33,8 @@ def convolve(f: Tensor, g: Tensor | None = None) -> Tensor:
     References:
         Reid et al. (2025), Remark 3.1 and Eq. 23.
     """
-    g = f if g is None else g
+    f = torch.as_tensor(f)
+    g = f if g is None else torch.as_tensor(g)
     if f.shape != g.shape or f.ndim == 0:
         raise ValueError(
             f"`f` and `g` must have the same shape [..., L + 1], but have {tuple(f.shape)} and {tuple(g.shape)}."
@@ -63,6 +65,9 @@ def deconvolve(alpha: Tensor) -> Tensor:
     References:
         Reid et al. (2025), Remark 3.1.
     """
+    alpha = torch.as_tensor(alpha)
+    if alpha.ndim == 0 or not alpha.shape[-1]:
+        raise ValueError(f"`alpha` must have shape [..., L + 1], but has shape {tuple(alpha.shape)}.")
     if not bool((alpha[..., 0] > 0).all()):
         raise ValueError(
             f"`alpha` must have alpha_0 > 0, but alpha_0 is {alpha[..., 0].tolist()}. "
@@ -76,23 +81,25 @@ def deconvolve(alpha: Tensor) -> Tensor:
     return torch.stack(f, dim=-1)
 
 
-def heat(order: int, time: float = 1.0) -> Tensor:
+def heat(order: int, time: float = 1.0, dtype: torch.dtype | None = None) -> Tensor:
     r"""Heat (diffusion) kernel :math:`\exp(-t \tilde L)`: :math:`\alpha_k = e^{-t} t^k / k!`."""
     _check_positive("time", time)
-    return torch.tensor([math.exp(-time) * time**k / math.factorial(k) for k in range(order + 1)], dtype=torch.float64)
+    # The factor exp(-t) underflows beyond t = 745, so the terms are kept as logarithms.
+    terms = [math.exp(-time + k * math.log(time) - math.lgamma(k + 1)) for k in _powers(order)]
+    return _coefficients(terms, dtype)
 
 
-def regularized_laplacian(order: int, sigma: float = 1.0, power: int = 1) -> Tensor:
+def regularized_laplacian(order: int, sigma: float = 1.0, power: int = 1, dtype: torch.dtype | None = None) -> Tensor:
     r"""Regularised Laplacian :math:`(I + \sigma^2 \tilde L)^{-d}` with d = ``power``.
 
     .. math:: \alpha_k = (1 + \sigma^2)^{-d} \binom{d + k - 1}{k} \Big(\frac{\sigma^2}{1 + \sigma^2}\Big)^k
     """
     _check_positive("sigma", sigma)
     _check_positive("power", power)
-    return _binomial_series(order, power, 1.0 + sigma**2, sigma**2 / (1.0 + sigma**2))
+    return _coefficients(_binomial_series(order, power, 1.0 + sigma**2, sigma**2 / (1.0 + sigma**2)), dtype)
 
 
-def matern(order: int, nu: float = 1.5, kappa: float = 1.0) -> Tensor:
+def matern(order: int, nu: float = 1.5, kappa: float = 1.0, dtype: torch.dtype | None = None) -> Tensor:
     r"""Matérn-like kernel :math:`(2\nu/\kappa^2 + \tilde L)^{-\nu}` of smoothness nu > 0 and length scale kappa > 0.
 
     .. math:: \alpha_k = (1 + c)^{-\nu - k}\,\frac{\Gamma(\nu + k)}{\Gamma(\nu)\,k!}, \qquad c = 2\nu/\kappa^2
@@ -103,33 +110,30 @@ def matern(order: int, nu: float = 1.5, kappa: float = 1.0) -> Tensor:
     _check_positive("nu", nu)
     _check_positive("kappa", kappa)
     shift = 1.0 + 2.0 * nu / kappa**2
-    return _binomial_series(order, nu, shift, 1.0 / shift)
+    return _coefficients(_binomial_series(order, nu, shift, 1.0 / shift), dtype)
 
 
-def random_walk(order: int, steps: int = 2, shift: float = 2.0) -> Tensor:
+def random_walk(order: int, steps: int = 2, shift: float = 2.0, dtype: torch.dtype | None = None) -> Tensor:
     r"""p-step random walk :math:`(a I - \tilde L)^p = ((a - 1) I + W)^p` with p = ``steps`` and a = ``shift`` >= 2.
 
     .. math:: \alpha_k = \binom{p}{k} (a - 1)^{p - k} \quad (k \le p)
     """
-    _check_positive("steps", steps)
-    if shift < 2:
+    if not isinstance(steps, int) or steps < 1:
+        raise ValueError(f"`steps` must be a positive integer, but is {steps!r}.")
+    if not shift >= 2:
         raise ValueError(f"`shift` must be at least 2 for a positive kernel, but is {shift}.")
-    return torch.tensor(
-        [math.comb(steps, k) * (shift - 1.0) ** max(steps - k, 0) for k in range(order + 1)], dtype=torch.float64
-    )
+    return _coefficients([math.comb(steps, k) * (shift - 1.0) ** max(steps - k, 0) for k in _powers(order)], dtype)
 
 
-def cosine(order: int, frequency: float = math.pi / 4) -> Tensor:
+def cosine(order: int, frequency: float = math.pi / 4, dtype: torch.dtype | None = None) -> Tensor:
     r"""Cosine kernel :math:`\cos(\theta W)`, 0 < theta <= pi/2: :math:`\alpha_{2k} = (-1)^k \theta^{2k} / (2k)!`."""
     if not 0 < frequency <= math.pi / 2:
         raise ValueError(f"`frequency` must lie in (0, pi/2] for a positive kernel, but is {frequency}.")
     signs = (1.0, 0.0, -1.0, 0.0)
-    return torch.tensor(
-        [signs[k % 4] * frequency**k / math.factorial(k) for k in range(order + 1)], dtype=torch.float64
-    )
+    return _coefficients([signs[k % 4] * _taylor(frequency, k) for k in _powers(order)], dtype)
 
 
-def inverse_cosine(order: int) -> Tensor:
+def inverse_cosine(order: int, dtype: torch.dtype | None = None) -> Tensor:
     r"""Inverse cosine kernel :math:`\cos(\tilde L\,\pi/4)`, named after its regulariser :math:`1/\cos(\lambda\pi/4)`.
 
     .. math:: \alpha_k = \tfrac{1}{\sqrt 2}\,\sigma_k\,(\pi/4)^k / k!, \qquad \sigma = +, +, -, -, +, \ldots
@@ -138,18 +142,30 @@ def inverse_cosine(order: int) -> Tensor:
         Smola and Kondor (2003), Kernels and regularization on graphs.
     """
     signs = (1.0, 1.0, -1.0, -1.0)
-    return torch.tensor(
-        [signs[k % 4] * (math.pi / 4) ** k / math.factorial(k) / math.sqrt(2.0) for k in range(order + 1)],
-        dtype=torch.float64,
-    )
+    return _coefficients([signs[k % 4] * _taylor(math.pi / 4, k) / math.sqrt(2.0) for k in _powers(order)], dtype)
 
 
-def _binomial_series(order: int, power: float, base: float, ratio: float) -> Tensor:
+def _taylor(x: float, k: int) -> float:
+    """x**k / k! without large intermediates."""
+    return math.exp(k * math.log(x) - math.lgamma(k + 1))
+
+
+def _binomial_series(order: int, power: float, base: float, ratio: float) -> list[float]:
     """base**-power * (1 - ratio W)**-power."""
     terms = [base**-power]
-    for k in range(1, order + 1):
+    for k in list(_powers(order))[1:]:
         terms.append(terms[-1] * ratio * (power + k - 1) / k)
-    return torch.tensor(terms, dtype=torch.float64)
+    return terms
+
+
+def _powers(order: int) -> range:
+    if isinstance(order, bool) or not isinstance(order, int) or order < 0:
+        raise ValueError(f"`order` must be an integer of at least 0, but is {order!r}.")
+    return range(order + 1)
+
+
+def _coefficients(terms: list[float], dtype: torch.dtype | None) -> Tensor:
+    return torch.tensor(terms, dtype=torch.get_default_dtype() if dtype is None else dtype)
 
 
 def _check_positive(name: str, value: float) -> None:

@@ -70,6 +70,7 @@ def deviation_bound(t: float, num_walks: int, c: float, coupling: str = "iid") -
         Reid et al. (2025), Eq. 11.
     """
     _check_iid(coupling, "Theorem 3.1")
+    _check_bound(num_walks, c)
     exponent = t**2 * num_walks**3 / (2.0 * (2 * num_walks - 1) ** 2 * c**4)
     return min(1.0, 2.0 * math.exp(-exponent))
 
@@ -78,6 +79,7 @@ def deviation_quantile(probability: float, num_walks: int, c: float, coupling: s
     """The deviation t that is exceeded with at most the given probability: :func:`deviation_bound` solved for t."""
     _check_iid(coupling, "Theorem 3.1")
     _check_probability("probability", probability)
+    _check_bound(num_walks, c)
     return c**2 * (2 * num_walks - 1) * math.sqrt(2.0 * math.log(2.0 / probability) / num_walks**3)
 
 
@@ -118,6 +120,7 @@ def sparsity_bound(
     """
     _check_halt_prob(halt_prob)
     _check_probability("delta", delta)
+    _check_bound(num_walks, 1.0)
     if halt_prob == 0:
         return num_walks * max_length + 1
     _check_iid(coupling, "Lemma 3.2")
@@ -182,6 +185,13 @@ def _check_halt_prob(halt_prob: float) -> None:
 def _check_probability(name: str, value: float) -> None:
     if not 0 < value < 1:
         raise ValueError(f"`{name}` must lie in (0, 1), but is {value}.")
+
+
+def _check_bound(num_walks: int, c: float) -> None:
+    if num_walks < 1:
+        raise ValueError(f"`num_walks` must be at least 1, but is {num_walks}.")
+    if not 0 < c < math.inf:
+        raise ValueError(f"`c` must be positive and finite, but is {c}.")
 
 
 def _check_iid(coupling: str, result: str) -> None:

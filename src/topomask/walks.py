@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal, Self, get_args
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -41,6 +42,7 @@ class WalkFeatures:
         num_heads: Number of independent sets of walks H.
         num_columns: Number of nodes N of the graph.
         max_length: Longest walk L.
+        normalization: The matrix W whose powers the walks estimate: ``"sym"``, ``"row"`` or ``"none"``.
     """
 
     row_ptr: Tensor
@@ -51,6 +53,7 @@ class WalkFeatures:
     num_heads: int
     num_columns: int
     max_length: int
+    normalization: Normalization
 
     @property
     def num_rows(self) -> int:
@@ -75,17 +78,29 @@ class WalkFeatures:
     @cached_property
     def pattern(self) -> Pattern:
         """Where Phi has entries: block-diagonal over heads, [H * R, H * N]."""
-        head = segments.index(self.row_ptr[:: self.num_rows])
-        return make_pattern(self.row_ptr, self.columns + head * self.num_columns, self.num_heads * self.num_columns)
+        with torch.inference_mode(False):
+            head = segments.index(self.row_ptr[self._head_rows])
+            return make_pattern(self.row_ptr, self.columns + head * self.num_columns, self.num_heads * self.num_columns)
+
+    @cached_property
+    def transposed_pattern(self) -> Pattern:
+        """Where the transpose of Phi has entries; its values are ``values[pattern.order]``."""
+        with torch.inference_mode(False):
+            return self.pattern.transposed
 
     @cached_property
     def head_ptr(self) -> Tensor:
         """Where the entries of every head begin, [H + 1]."""
-        return self.entry_ptr[self.row_ptr[:: self.num_rows]]
+        with torch.inference_mode(False):
+            return self.entry_ptr[self.row_ptr[self._head_rows]]
+
+    @property
+    def _head_rows(self) -> Tensor:
+        return torch.arange(self.num_heads + 1, device=self.row_ptr.device) * self.num_rows
 
     def prepare(self) -> None:
         """Compute now what is otherwise computed at first use."""
-        _ = self.pattern, self.head_ptr, self.signed
+        _ = self.transposed_pattern, self.head_ptr, self.signed
 
     def values(self, f: Tensor, *, absolute: bool = False) -> Tensor:
         """The entries of Phi, [P]; differentiable in the modulation ``f``, [L + 1] or [H, L + 1].
@@ -137,7 +152,7 @@ class WalkFeatures:
         """Features of a batch of graphs (:meth:`Graph.batch`) from the features of each, without new walks."""
         if not features:
             raise ValueError("`features` is empty. Pass at least one WalkFeatures.")
-        for name in ("num_heads", "max_length"):
+        for name in ("num_heads", "max_length", "normalization"):
             found = {getattr(part, name) for part in features}
             if len(found) > 1:
                 raise ValueError(f"`features` must agree in {name}, but have {sorted(found)}. Sample them alike.")
@@ -161,6 +176,7 @@ class WalkFeatures:
             num_heads=num_heads,
             num_columns=offset,
             max_length=features[0].max_length,
+            normalization=features[0].normalization,
         )
         return joined if num_heads == 1 else joined._take(order.to(joined.columns.device))
 
@@ -184,25 +200,34 @@ class WalkFeatures:
 
     def state(self) -> dict[str, Tensor]:
         """Everything as tensors, for checkpoints."""
-        numbers = torch.tensor([self.num_heads, self.num_columns, self.max_length])
-        return self._tensors() | {"sizes": numbers}
+        normalization = get_args(Normalization).index(self.normalization)
+        sizes = torch.tensor([self.num_heads, self.num_columns, self.max_length, normalization])
+        return self._tensors() | {"sizes": sizes}
 
     @classmethod
     def from_state(cls, state: dict[str, Tensor]) -> Self:
         """Features from what :meth:`state` gave; a ValueError if it is inconsistent."""
-        num_heads, num_columns, max_length = state["sizes"].tolist()
+        names = {"row_ptr", "columns", "entry_ptr", "lengths", "loads", "sizes"}
+        if set(state) != names or state["sizes"].shape != (4,):
+            raise ValueError(f"Stored walks must have the tensors {sorted(names)}, but have {sorted(state)}.")
+        num_heads, num_columns, max_length, normalization = (int(size) for size in state["sizes"])
         features = cls(
             **{name: tensor for name, tensor in state.items() if name != "sizes"},
             num_heads=num_heads,
             num_columns=num_columns,
             max_length=max_length,
+            normalization=get_args(Normalization)[normalization % 3],
         )
         features._check()
         return features
 
     def _check(self) -> None:
+        integers = (self.row_ptr, self.columns, self.entry_ptr, self.lengths)
         consistent = (
             self.num_heads >= 1
+            and all(tensor.ndim == 1 and not tensor.is_floating_point() for tensor in integers)
+            and self.loads.is_floating_point()
+            and bool(self.loads.isfinite().all())
             and (len(self.row_ptr) - 1) % self.num_heads == 0
             and _are_pointers(self.row_ptr, len(self.columns))
             and _are_pointers(self.entry_ptr, len(self.lengths))
@@ -279,16 +304,17 @@ def sample_features(
         else check_nodes(start_nodes, graph.num_nodes, "start_nodes")
     )
     settings = WalkSettings(
-        num_walks=num_walks,
-        max_length=max_length,
+        num_walks=int(num_walks),
+        max_length=int(max_length),
         halt_prob=float(halt_prob),
         coupling=coupling,
         normalization=graph.check_normalization(normalization),
-        seed=seed,
+        seed=int(seed),
         ensemble=get_args(Ensemble).index(ensemble),
     )
-    # Walks are drawn on the CPU whatever the default device is; move them with `to`.
-    with torch.device("cpu"):
+    # Walks are drawn on the CPU whatever the default device is; move them with `to`. They may be trained on later, also
+    # when they are drawn in inference mode.
+    with torch.device("cpu"), torch.inference_mode(False):
         heads = [sample_walks(graph.tensors, nodes, settings, head) for head in range(num_heads)]
         loads = Loads(*(torch.cat(parts) for parts in zip(*heads, strict=True)))
         return WalkFeatures(
@@ -300,6 +326,7 @@ def sample_features(
             num_heads=num_heads,
             num_columns=graph.num_nodes,
             max_length=max_length,
+            normalization=settings.normalization,
         )
 
 
@@ -320,7 +347,12 @@ def _check_settings(
         ("num_heads", num_heads, 1, None),
         ("seed", seed, 0, 2**63 - 1),
     ):
-        if isinstance(value, bool) or not isinstance(value, int) or value < low or (high is not None and value > high):
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, (int, np.integer))
+            or value < low
+            or (high is not None and value > high)
+        ):
             upper = "" if high is None else f" and at most {high}"
             raise ValueError(f"`{name}` must be an integer of at least {low}{upper}, but is {value!r}.")
     if not 0 <= halt_prob < 1 or math.isnan(halt_prob):

@@ -32,6 +32,17 @@ def test_low_rank_of_one_factor_is_symmetric():
         tm.LowRankMask(u, torch.ones(5, 3))
 
 
+def test_half_precision_products_are_taken_in_float32():
+    u = torch.full((16, 2), 300.0, dtype=torch.float16)
+    for mask in (tm.LowRankMask(u), tm.DenseMask(torch.full((16, 16), 300.0, dtype=torch.float16))):
+        assert mask.to_dense().isfinite().all()
+        assert (mask @ torch.full((1, 16, 1), 0.01, dtype=torch.float16)).isfinite().all()
+
+
+def test_a_single_factor_is_stored_once():
+    assert set(tm.LowRankMask(torch.ones(3, 1)).state_dict()) == {"u"}
+
+
 def test_prefix_sees_and_is_seen_by_all():
     inner = walk_mask(ragged_graph(), num_heads=2)
     dense = tm.PrefixMask(inner, num_prefix=3).to_dense()
@@ -64,3 +75,5 @@ def test_prefix_refuses_what_makes_no_sense():
         tm.PrefixMask(walk_mask(ragged_graph()), num_prefix=0)
     with pytest.raises(ValueError, match="square"):
         tm.PrefixMask(tm.DenseMask(torch.ones(2, 3)))
+    with pytest.raises(ValueError, match="then select"):
+        tm.PrefixMask(tm.DenseMask(torch.ones(3, 3)).select(torch.tensor([2, 1, 0]), None))

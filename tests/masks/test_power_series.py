@@ -45,6 +45,16 @@ def test_a_node_whose_weights_vanish_is_isolated():
     weights = torch.tensor([0.0, 0.0, 0.0, 0.0], dtype=torch.float64, requires_grad=True)
     dense = tm.PowerSeriesMask(graph, torch.ones(3), edge_weights=weights).to_dense()
     torch.testing.assert_close(dense[0], torch.eye(3))
+    dense.sum().backward()
+    assert weights.grad.isfinite().all()
+
+
+def test_given_tensors_keep_their_gradient_and_are_saved():
+    source = torch.ones(3, requires_grad=True)
+    tm.PowerSeriesMask(tm.path_graph(3), source * 2).to_dense().sum().backward()
+    assert source.grad.abs().sum() > 0
+    kept = tm.PowerSeriesMask(tm.path_graph(3), torch.ones(3), edge_weights=torch.tensor([1.0, 1.0, 2.0, 2.0]))
+    assert set(kept.state_dict()) == {"coefficients", "edge_weights"}
 
 
 def test_on_another_graph():

@@ -1,5 +1,6 @@
 import copy
 import io
+import json
 import pickle
 
 import pytest
@@ -71,6 +72,9 @@ def test_resample():
     assert not torch.equal(mask.to_dense(), before)
     mask.resample(1)
     assert torch.equal(mask.to_dense(), before)
+    with pytest.raises(ValueError, match="seed"):
+        mask.resample(-1)
+    assert mask.seed == 1
 
 
 def test_on_another_graph_shares_parameters():
@@ -94,6 +98,11 @@ def test_on_features_already_sampled():
     assert same_walks(view, mask.on(tm.Graph.batch(graphs)))
     with pytest.raises(ValueError, match="same graph with the same settings"):
         mask.on(graphs[0], features=sampled[1])
+    with pytest.raises(ValueError, match="a pair"):
+        mask.on(graphs[0], features=sampled[0][0])
+    row = tuple(tm.sample_features(graphs[0], 6, 3, num_heads=2, normalization="row") for _ in range(2))
+    with pytest.raises(ValueError, match="normalization"):
+        mask.on(graphs[0], features=row)
 
 
 def test_deepcopy_and_pickle():
@@ -178,7 +187,7 @@ def test_checkpoints_that_cannot_be_trusted_are_refused():
 
     def rewritten(**changes):
         text = mask._describe() | changes
-        return state | {"walks": torch.tensor(list(__import__("json").dumps(text).encode()), dtype=torch.uint8)}
+        return state | {"walks": torch.tensor(list(json.dumps(text).encode()), dtype=torch.uint8)}
 
     with pytest.raises(RuntimeError, match="save_walks=True"):
         mask.load_state_dict(rewritten(sampler_version=0))
@@ -188,6 +197,19 @@ def test_checkpoints_that_cannot_be_trusted_are_refused():
         mask.load_state_dict(rewritten(symmetric=False))
     assert mask.seed == 5
     mask.load_state_dict(state)
+
+    whole = mask._describe()
+    for name in ("graph", "sampler_version", "seed"):
+        text = {key: value for key, value in whole.items() if key != name}
+        with pytest.raises(RuntimeError, match="not complete"):
+            mask.load_state_dict(state | {"walks": torch.tensor(list(json.dumps(text).encode()), dtype=torch.uint8)})
+    with pytest.raises(RuntimeError, match="not complete"):
+        mask.load_state_dict(rewritten(option=1))
+    for name in ("walks.key.sizes", "walks.query.loads"):
+        lacking = walk_mask(ragged_graph(), seed=5, save_walks=True).state_dict()
+        del lacking[name]
+        with pytest.raises(RuntimeError, match="must have the tensors"):
+            mask.load_state_dict(lacking)
 
     stored = walk_mask(ragged_graph(), seed=5, save_walks=True).state_dict()
     stored["walks.query.columns"] = stored["walks.query.columns"] + 100
@@ -216,7 +238,7 @@ def test_modulation_choices():
     assert (positive.f() > 0).all()
     assert positive.magnitude() is positive
     for bad in (torch.ones(2), torch.tensor([1.0, torch.nan, 1.0])):
-        with pytest.raises(ValueError, match="initial"):
+        with pytest.raises(ValueError, match="`f`"):
             tm.WalkMask(graph, max_length=2, f=bad)
     with pytest.raises(ValueError, match="positive=False"):
         tm.WalkMask(graph, max_length=2, f=torch.tensor([1.0, -1.0, 1.0]), positive=True)

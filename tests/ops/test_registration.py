@@ -34,7 +34,16 @@ def test_opcheck():
     opcheck(_pair_values, (*structure, 22, values, key_values))
 
 
-COMPILED = ["walk_symmetric", "walk_asymmetric", "walk_batch", "power_series", "dense", "low_rank", "prefix_walk"]
+COMPILED = [
+    "walk_symmetric",
+    "walk_asymmetric",
+    "walk_batch",
+    "power_series",
+    "dense",
+    "low_rank",
+    "prefix_walk",
+    "prefix_batch",
+]
 
 
 @pytest.mark.parametrize("name", COMPILED)
@@ -54,6 +63,31 @@ def test_fullgraph_compile_gives_the_same(name, attend):
             found.append([out, *torch.autograd.grad(out.square().sum(), [q, k, v, *mask.parameters()])])
         for compiled, eager in zip(*found, strict=True):
             torch.testing.assert_close(compiled, eager, rtol=1e-9, atol=1e-9)
+
+
+def test_compiled_masks_notice_new_walks():
+    """Also where the new pattern happens to have as many entries as the old one."""
+    inner = tm.WalkMask(tm.cycle_graph(8), 1, 1, seed=0, symmetric=False)
+    mask = tm.PrefixMask(inner)
+    q, k, v = torch.randn(3, 1, 1, 9, 4)
+    torch._dynamo.reset()
+    run = torch.compile(
+        lambda q, k, v: tm.masked_attention(q, k, v, mask, strategy="pairs"), fullgraph=True, backend="aot_eager"
+    )
+    for seed in range(3):
+        inner.resample(seed)
+        torch.testing.assert_close(run(q, k, v), tm.masked_attention(q, k, v, mask, strategy="pairs"))
+
+
+@pytest.mark.parametrize("feature_map", ["elu", "exp", "softmax", "identity"])
+def test_feature_maps_compile(feature_map):
+    mask = walk_mask(ragged_graph())
+    q, k, v = torch.randn(3, 1, 1, 11, 6, dtype=torch.float64)
+    torch._dynamo.reset()
+    run = torch.compile(
+        lambda q, k, v: tm.masked_attention(q, k, v, mask, feature_map=feature_map), fullgraph=True, backend="aot_eager"
+    )
+    torch.testing.assert_close(run(q, k, v), tm.masked_attention(q, k, v, mask, feature_map=feature_map))
 
 
 def test_sparse_products_ignore_uninitialised_memory(monkeypatch):

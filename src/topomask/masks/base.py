@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, NamedTuple, Self
@@ -13,8 +14,18 @@ from torch.utils.checkpoint import checkpoint
 from topomask.graph import Graph
 from topomask.ops.sparse_product import Pattern, spmm
 
+# Pairs of walks that may meet, per query and head, before pairs are no longer formed.
+MAX_PAIRS_PER_QUERY = 8192
+
 # Numbers in the product of one chunk of features when attention goes through mask products.
 _ELEMENTS_PER_CHUNK = 1 << 24
+
+_counter = itertools.count()
+
+
+def next_structure() -> str:
+    """A name for a pattern that no other pattern has: the compiler compares it to know when to look again."""
+    return f"pattern {next(_counter)}"
 
 
 class Entries(NamedTuple):
@@ -44,6 +55,7 @@ class Mask(nn.Module, ABC):
     num_queries: int
     num_keys: int
     num_graphs: int = 1
+    _structure: str = "fixed"
 
     @abstractmethod
     def matmul(self, x: Tensor) -> Tensor:
@@ -70,6 +82,21 @@ class Mask(nn.Module, ABC):
     def num_pairs_bound(self) -> int | None:
         """A bound on the number of entries that is cheap to know; None when the mask is not sparse."""
         return None
+
+    @property
+    def num_pairs_estimate(self) -> int | None:
+        """About how many entries there are; None when the mask is not sparse."""
+        return self.num_pairs_bound
+
+    @property
+    def num_inner_rows(self) -> int:
+        """Rows of the largest intermediate result of a product."""
+        return max(self.num_queries, self.num_keys)
+
+    @property
+    def structure(self) -> str:
+        """A name of the pattern; another pattern has another name."""
+        return self._structure
 
     @property
     def key_groups(self) -> Tensor | None:
@@ -122,7 +149,8 @@ class Mask(nn.Module, ABC):
             mixed = product(spread.flatten(-2)).unflatten(-1, spread.shape[-2:])
             return torch.einsum("...ia,...iad->...id", phi_q, mixed)
 
-        step = max(1, min(num_features, _ELEMENTS_PER_CHUNK // max(1, v.numel())))
+        widest = phi_q.shape[:-2].numel() * self.num_inner_rows * max(1, width)
+        step = max(1, min(num_features, _ELEMENTS_PER_CHUNK // max(1, widest)))
         if step == num_features:
             return part(phi_q, phi_k, v)
         out = v.new_zeros(*phi_q.shape[:-1], width)
@@ -138,7 +166,8 @@ class Mask(nn.Module, ABC):
                 f"`x` must have shape [..., num_heads={self.num_heads}, num_keys={self.num_keys}, C], "
                 f"but has shape {tuple(x.shape)}. Put heads before nodes with x.transpose(-2, -3)."
             )
-        return self.matmul(x)
+        with torch.autocast(x.device.type, enabled=False):
+            return self.matmul(x)
 
     def forward(self, x: Tensor) -> Tensor:
         """M x, as ``mask @ x``."""
@@ -163,7 +192,8 @@ def sparse_multiply(pattern: Pattern, values: Tensor, x: Tensor, num_heads: int)
     moved = x.movedim(tuple(range(first, -1)), tuple(range(-1 - first)))  # heads and nodes, or nodes, come first
     rest = moved.shape[-1 - first :]
     dtype = torch.promote_types(x.dtype, values.dtype)
-    flat = spmm(pattern, values.to(dtype), moved.reshape(pattern.shape[1], -1).to(dtype))
+    num_rows, num_columns = len(pattern.row_ptr) - 1, len(pattern.column_ptr) - 1
+    flat = spmm(pattern, values.to(dtype), moved.reshape(num_columns, rest.numel()).to(dtype))
     heads = () if num_heads == 1 else (num_heads,)
-    out = flat.reshape(*heads, pattern.shape[0] // num_heads, *rest)
+    out = flat.reshape(*heads, num_rows // num_heads, *rest)
     return out.movedim(tuple(range(-1 - first)), tuple(range(first, -1))).to(x.dtype)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
 from topomask.masks.base import Mask
@@ -37,15 +38,16 @@ class DenseMask(Mask):
 
     def matmul(self, x: Tensor) -> Tensor:
         """M x."""
-        return self.to_dense().to(x.dtype) @ x
+        return _product(self.to_dense(), x)
 
     def rmatmul(self, x: Tensor) -> Tensor:
         """M^T x."""
-        return self.to_dense().to(x.dtype).mT @ x
+        return _product(self.to_dense().mT, x)
 
     def to_dense(self) -> Tensor:
         """M, [H, N_q, N_k]."""
-        return self.matrix if self.matrix.ndim == 3 else self.matrix[None]
+        matrix = self.matrix.to(torch.promote_types(self.matrix.dtype, torch.float32))
+        return matrix if matrix.ndim == 3 else matrix[None]
 
     def magnitude(self) -> DenseMask:
         """The absolute entries."""
@@ -59,3 +61,9 @@ class DenseMask(Mask):
     def product_cost(self) -> int:
         """Every entry of the matrix."""
         return self.num_heads * self.num_queries * self.num_keys
+
+
+def _product(matrix: Tensor, x: Tensor) -> Tensor:
+    """In at least float32, whatever the precision of x."""
+    dtype = torch.promote_types(matrix.dtype, x.dtype)
+    return (matrix.to(dtype) @ x.to(dtype)).to(x.dtype)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
 from topomask.masks.base import Mask
@@ -21,18 +22,20 @@ class LowRankMask(Mask):
     """
 
     u: Tensor
-    v: Tensor
+    v: Tensor | None
 
     def __init__(self, u: Tensor, v: Tensor | None = None) -> None:
         super().__init__()
-        v = u if v is None else v
+        tied, v = v is None, u if v is None else v
         if u.ndim not in (2, 3) or u.ndim != v.ndim or u.shape[-1] != v.shape[-1] or u.shape[:-2] != v.shape[:-2]:
             raise ValueError(
                 f"`u` and `v` must have shapes [N_q, r] and [N_k, r], or [H, N_q, r] and [H, N_k, r], "
                 f"but have shapes {tuple(u.shape)} and {tuple(v.shape)}."
             )
-        for name, factor in (("u", u), ("v", v)):
-            if isinstance(factor, nn.Parameter):
+        for name, factor in (("u", u), ("v", None if tied else v)):
+            if factor is None:
+                self.v = None
+            elif isinstance(factor, nn.Parameter):
                 self.register_parameter(name, factor)
             else:
                 self.register_buffer(name, factor)
@@ -41,17 +44,18 @@ class LowRankMask(Mask):
         self._is_magnitude = False
 
     def _factors(self) -> tuple[Tensor, Tensor]:
-        return (self.u.abs(), self.v.abs()) if self._is_magnitude else (self.u, self.v)
+        dtype = torch.promote_types(self.u.dtype, torch.float32)
+        u, v = self.u.to(dtype), (self.u if self.v is None else self.v).to(dtype)
+        return (u.abs(), v.abs()) if self._is_magnitude else (u, v)
 
     def matmul(self, x: Tensor) -> Tensor:
         """U (V^T x)."""
-        u, v = self._factors()
-        return u.to(x.dtype) @ (v.to(x.dtype).mT @ x)
+        return _product(*self._factors(), x)
 
     def rmatmul(self, x: Tensor) -> Tensor:
         """V (U^T x)."""
         u, v = self._factors()
-        return v.to(x.dtype) @ (u.to(x.dtype).mT @ x)
+        return _product(v, u, x)
 
     def to_dense(self) -> Tensor:
         """M, [H, N_q, N_k]."""
@@ -71,3 +75,9 @@ class LowRankMask(Mask):
     def product_cost(self) -> int:
         """Entries of both factors."""
         return self.num_heads * (self.num_queries + self.num_keys) * self.u.shape[-1]
+
+
+def _product(u: Tensor, v: Tensor, x: Tensor) -> Tensor:
+    """U (V^T x), in at least float32, whatever the precision of x."""
+    dtype = torch.promote_types(u.dtype, x.dtype)
+    return (u.to(dtype) @ (v.to(dtype).mT @ x.to(dtype))).to(x.dtype)

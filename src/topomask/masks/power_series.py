@@ -23,9 +23,11 @@ class PowerSeriesMask(Mask):
 
     Args:
         graph: The graph.
-        coefficients: :math:`\alpha`, [K + 1] or [H, K + 1]; learnable. See :mod:`topomask.series` for named kernels.
+        coefficients: :math:`\alpha`, [K + 1] or [H, K + 1]. A tensor with a gradient of its own is used as it is, any
+            other becomes a parameter. See :mod:`topomask.series` for named kernels.
         normalization: ``"sym"``, ``"row"`` or ``"none"``, see :meth:`topomask.Graph.adjacency`.
         edge_weights: Weights to use instead of the graph's, one per entry of ``graph.to_edge_index()``; differentiable.
+            An ``nn.Parameter`` is learnt, a tensor with a gradient of its own is used as it is, any other is a buffer.
             On an undirected graph, the two directions of an edge are averaged.
 
     Example:
@@ -37,6 +39,9 @@ class PowerSeriesMask(Mask):
     References:
         Reid et al. (2025), Eq. 4.
     """
+
+    coefficients: Tensor
+    edge_weights: Tensor | None
 
     def __init__(
         self,
@@ -54,10 +59,14 @@ class PowerSeriesMask(Mask):
             )
         if not coefficients.is_floating_point():
             coefficients = coefficients.to(torch.get_default_dtype())
-        heads = coefficients if coefficients.ndim == 2 else coefficients[None]
-        self.coefficients = nn.Parameter(heads.detach().clone())
-        self.num_heads = len(heads)
-        self.edge_weights = edge_weights
+        if not coefficients.requires_grad:
+            coefficients = nn.Parameter(coefficients.detach().clone())
+        self.coefficients = coefficients
+        self.num_heads = 1 if coefficients.ndim == 1 else len(coefficients)
+        if edge_weights is None or edge_weights.requires_grad:
+            self.edge_weights = edge_weights
+        else:
+            self.register_buffer("edge_weights", edge_weights)
         self._normalization = normalization
         self._is_magnitude = False
         self._bind(graph)
@@ -107,11 +116,13 @@ class PowerSeriesMask(Mask):
         if normalization == "none":
             return weights
         degrees = weights.new_zeros(self.num_queries).index_add(0, row, weights.abs())
-        scale = degrees[row].sqrt() * degrees[column].sqrt() if normalization == "sym" else degrees[row]
-        return weights / torch.where(scale > 0, scale, 1.0)
+        # A node whose weights vanish is isolated. Its degree is replaced before the root, whose slope at 0 is infinite.
+        degrees = torch.where(degrees > 0, degrees, 1.0)
+        return weights / (degrees[row].sqrt() * degrees[column].sqrt() if normalization == "sym" else degrees[row])
 
     def _series(self, pattern: Pattern, x: Tensor, values: Tensor) -> Tensor:
-        alpha = self.coefficients.abs() if self._is_magnitude else self.coefficients
+        alpha = self.coefficients if self.coefficients.ndim == 2 else self.coefficients[None]
+        alpha = alpha.abs() if self._is_magnitude else alpha
         dtype = torch.promote_types(x.dtype, torch.float32)
         alpha, values, x_fine = alpha.to(dtype), values.to(dtype), x.to(dtype)
         out = alpha[:, -1, None, None] * x_fine
@@ -149,7 +160,7 @@ class PowerSeriesMask(Mask):
     @property
     def product_cost(self) -> int:
         """Entries of W times the order, per head."""
-        return self.num_heads * (self.coefficients.shape[1] - 1) * (len(self._adjacency) + self.num_keys)
+        return self.num_heads * (self.coefficients.shape[-1] - 1) * (len(self._adjacency) + self.num_keys)
 
     @property
     def key_groups(self) -> Tensor | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Self
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor
 
 from topomask.graph import Graph
 from topomask.masks.base import Entries, Mask
+from topomask.masks.selected import SelectedMask
 from topomask.ops import segments
 from topomask.ops.sparse_product import Pattern, make_pattern
 
@@ -39,9 +41,11 @@ class PrefixMask(Mask):
             raise ValueError(f"`num_prefix` must be an integer of at least 1, but is {num_prefix!r}.")
         if mask.num_queries != mask.num_keys:
             raise ValueError(f"`mask` must be square, but has {mask.num_queries} queries and {mask.num_keys} keys.")
+        if isinstance(mask, SelectedMask):
+            raise ValueError("`mask` is a selection of nodes. Put the prefix in front of the whole mask, then select.")
         self.mask = mask
         self.num_prefix = num_prefix
-        self._cached: tuple[Pattern, tuple[Pattern, Tensor]] | None = None
+        self._cached: tuple[str, tuple[Pattern, Tensor]] | None = None
 
     @property
     def num_heads(self) -> int:  # type: ignore[override]
@@ -59,6 +63,11 @@ class PrefixMask(Mask):
     def num_graphs(self) -> int:  # type: ignore[override]
         """Graphs of the batch."""
         return self.mask.num_graphs
+
+    @property
+    def structure(self) -> str:
+        """A name of the pattern."""
+        return f"{self.num_prefix} before {self.mask.structure}"
 
     @property
     def key_groups(self) -> Tensor | None:
@@ -89,9 +98,14 @@ class PrefixMask(Mask):
         to_nodes = self._spread(prefix, self.mask.key_groups, self.mask.num_queries)
         return torch.cat([to_prefix, nodes + to_nodes], dim=-2)
 
+    def product(self) -> Callable[[Tensor], Tensor]:
+        """Multiplication by M' with the product of the mask computed once."""
+        inner = self.mask.product()
+        return lambda x: self._multiply(x, inner(x[..., self.num_prefix * self.num_graphs :, :]))
+
     def matmul(self, x: Tensor) -> Tensor:
         """M' x."""
-        return self._multiply(x, self.mask.matmul(x[..., self.num_prefix * self.num_graphs :, :]))
+        return self.product()(x)
 
     def rmatmul(self, x: Tensor) -> Tensor:
         """M'^T x."""
@@ -122,12 +136,12 @@ class PrefixMask(Mask):
 
     def pattern(self) -> Pattern:
         """The pattern of the mask, and a row and a column per prefix token."""
-        return _constant_layout(self)[0]
+        return _constant_layout(self, self.mask.structure)[0]
 
     def entries(self) -> Entries:
         """The entries of the mask, and ones between a prefix token and every token of its graph."""
         inner = self.mask.entries()
-        pattern, order = _constant_layout(self)
+        pattern, order = _constant_layout(self, self.mask.structure)
         ones = inner.values.new_ones(len(order) - len(inner.values))
         values = torch.cat([inner.values, ones])[order]
         if inner.magnitudes is inner.values:
@@ -167,6 +181,12 @@ class PrefixMask(Mask):
         return None if inner is None else inner + 2 * self.num_heads * self.num_prefix * self.num_queries
 
     @property
+    def num_pairs_estimate(self) -> int | None:
+        """Entries of the mask and of the prefix."""
+        inner = self.mask.num_pairs_estimate
+        return None if inner is None else inner + 2 * self.num_heads * self.num_prefix * self.num_queries
+
+    @property
     def product_cost(self) -> int:
         """The mask's, and one pass over the tokens."""
         return self.mask.product_cost + 2 * self.num_heads * self.num_queries
@@ -179,11 +199,11 @@ class PrefixMask(Mask):
 
 
 @torch.compiler.assume_constant_result
-def _constant_layout(mask: PrefixMask) -> tuple[Pattern, Tensor]:
-    """The layout, computed once for every pattern of the mask behind the prefix."""
-    inner = mask.mask.pattern()
-    if mask._cached is None or mask._cached[0].columns is not inner.columns:
-        mask._cached = inner, mask._layout()
+def _constant_layout(mask: PrefixMask, structure: str) -> tuple[Pattern, Tensor]:
+    """The layout, computed once for every structure of the mask behind the prefix."""
+    if mask._cached is None or mask._cached[0] != structure:
+        with torch.inference_mode(False):
+            mask._cached = structure, mask._layout()
     return mask._cached[1]
 
 

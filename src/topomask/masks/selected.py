@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable
 from functools import cached_property
 
 import torch
@@ -28,18 +30,29 @@ class SelectedMask(Mask):
         self.num_heads, self.num_graphs = mask.num_heads, mask.num_graphs
         self.num_queries = mask.num_queries if query_nodes is None else len(query_nodes)
         self.num_keys = mask.num_keys if key_nodes is None else len(key_nodes)
+        self._copies = _largest_count(query_nodes) * _largest_count(key_nodes)
+
+    def product(self) -> Callable[[Tensor], Tensor]:
+        """Put keys on their nodes, multiply, and read the queries' nodes."""
+        inner = self.mask.product()
+        return lambda x: _gather(inner(_scatter(x, self._key_nodes, self.mask.num_keys)), self._query_nodes)
 
     def matmul(self, x: Tensor) -> Tensor:
         """Put keys on their nodes, multiply, and read the queries' nodes."""
-        return _gather(self.mask.matmul(_scatter(x, self._key_nodes, self.mask.num_keys)), self._query_nodes)
+        return self.product()(x)
 
     def rmatmul(self, x: Tensor) -> Tensor:
         """Put queries on their nodes, multiply, and read the keys' nodes."""
         return _gather(self.mask.rmatmul(_scatter(x, self._query_nodes, self.mask.num_queries)), self._key_nodes)
 
     def to_dense(self) -> Tensor:
-        """The submatrix, [H, N_q, N_k]."""
-        return _gather(_gather(self.mask.to_dense(), self._query_nodes).mT, self._key_nodes).mT
+        """The submatrix, [H, N_q, N_k], by products with unit vectors on its smaller side."""
+        few_queries = self.num_queries <= self.num_keys
+        size = self.num_queries if few_queries else self.num_keys
+        dtype, device = _kind(self.mask)
+        eye = torch.eye(size, dtype=dtype, device=device)
+        eye = eye.expand(self.num_heads, -1, -1)
+        return self.rmatmul(eye).mT if few_queries else self.matmul(eye)
 
     def magnitude(self) -> SelectedMask:
         """The same places of the mask's magnitude."""
@@ -79,8 +92,20 @@ class SelectedMask(Mask):
 
     @property
     def num_pairs_bound(self) -> int | None:
-        """The bound of the whole mask, which is computed first."""
-        return self.mask.num_pairs_bound
+        """The bound of the whole mask, which is computed first, times the copies of a node."""
+        bound = self.mask.num_pairs_bound
+        return None if bound is None else bound * self._copies
+
+    @property
+    def num_pairs_estimate(self) -> int | None:
+        """The estimate for the whole mask, times the copies of a node."""
+        estimate = self.mask.num_pairs_estimate
+        return None if estimate is None else estimate * self._copies
+
+    @property
+    def num_inner_rows(self) -> int:
+        """Those of the whole mask."""
+        return max(self.num_queries, self.num_keys, self.mask.num_inner_rows)
 
     @property
     def product_cost(self) -> int:
@@ -92,6 +117,21 @@ class SelectedMask(Mask):
         """Which graph every key belongs to."""
         groups = self.mask.key_groups
         return groups if groups is None or self._key_nodes is None else groups[self._key_nodes.to(groups.device)]
+
+
+def _kind(mask: Mask) -> tuple[torch.dtype, torch.device]:
+    """Precision and device of a mask: those of its parameters and buffers, but float32 at least."""
+    for tensor in itertools.chain(mask.parameters(), mask.buffers()):
+        if tensor.is_floating_point():
+            return torch.promote_types(tensor.dtype, torch.float32), tensor.device
+    return torch.get_default_dtype(), torch.device("cpu")
+
+
+def _largest_count(nodes: Tensor | None) -> int:
+    """How often a node appears at most."""
+    if nodes is None or torch.compiler.is_compiling() or not len(nodes):
+        return 1
+    return int(torch.bincount(nodes).max())
 
 
 def _per_head(nodes: Tensor | None, size: int, num_heads: int, device: torch.device) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
 from typing import Any, Self
 
@@ -13,9 +13,10 @@ from torch import Tensor
 
 from topomask import theory
 from topomask.graph import Graph, Normalization
-from topomask.masks.base import Entries, Mask, sparse_multiply
+from topomask.masks.base import MAX_PAIRS_PER_QUERY, Entries, Mask, next_structure, sparse_multiply
+from topomask.masks.selected import SelectedMask
 from topomask.modulation import Modulation
-from topomask.ops.pair_values import count_triples, pair_pattern, pair_values
+from topomask.ops.pair_values import count_triples, estimate_pairs, pair_pattern, pair_values
 from topomask.ops.sparse_product import Pattern
 from topomask.walks import SAMPLER_VERSION, Coupling, WalkFeatures, sample_features
 
@@ -55,14 +56,21 @@ class _Walks:
     query: WalkFeatures
     key: WalkFeatures | None
 
+    # Pairs of walks that meet, and about how many entries they make.
+    num_triples: int = field(init=False)
+    num_pairs: int = field(init=False)
+
     def __post_init__(self) -> None:
         # Now rather than at first use, which may be inside torch.compile.
         for features in {self.query, self.query if self.key is None else self.key}:
             features.prepare()
-        bound = self.query.num_nonzeros if self.key is None else count_triples(self.query.pattern, self.key.pattern)
+        bound = pairs = self.query.num_nonzeros
+        if self.key is not None:
+            bound = pairs = count_triples(self.query.pattern, self.key.pattern)
+            if bound <= MAX_PAIRS_PER_QUERY * self.query.num_rows * self.query.num_heads:
+                pairs = estimate_pairs(self.query.pattern, self.key.pattern)
         object.__setattr__(self, "num_triples", bound)
-
-    num_triples: int = field(init=False)
+        object.__setattr__(self, "num_pairs", pairs)
 
     @property
     def loads(self) -> Tensor:
@@ -75,7 +83,8 @@ class _Walks:
     @cached_property
     def _product_pattern(self) -> Pattern:
         assert self.key is not None
-        return pair_pattern(self.query.pattern, self.key.pattern)
+        with torch.inference_mode(False):
+            return pair_pattern(self.query.pattern, self.key.pattern)
 
     def pairs(self) -> Pattern:
         """The pattern of M_hat, computed once."""
@@ -83,11 +92,8 @@ class _Walks:
 
     def to(self, device: torch.device, dtype: torch.dtype) -> _Walks:
         query = self.query.to(device, dtype)
-        if query is self.query:
-            return self
-        if self.key is self.query:
-            return _Walks(query, query)
-        return _Walks(query, None if self.key is None else self.key.to(device, dtype))
+        key = query if self.key is self.query else None if self.key is None else self.key.to(device, dtype)
+        return self if query is self.query and key is self.key else _Walks(query, key)
 
 
 @torch.compiler.assume_constant_result
@@ -165,7 +171,7 @@ class WalkMask(Mask):
         )
         self._is_magnitude = False
         self._bind(graph, features)
-        self.modulation = Modulation(num_heads, max_length, f, positive)
+        self.modulation = Modulation(num_heads, max_length, f, positive, name="f")
         weight = self.modulation.weight
         if not weight.is_meta:
             self._move(weight.device, torch.promote_types(weight.dtype, self._walks.loads.dtype))
@@ -193,9 +199,11 @@ class WalkMask(Mask):
 
     def resample(self, seed: int) -> None:
         """Draw new walks on the same graph."""
-        self._settings = _Settings(**(asdict(self._settings) | {"seed": seed}))
         loads = self._walks.loads
-        self._bind(self.graph)
+        settings = _Settings(**(asdict(self._settings) | {"seed": seed}))
+        features = settings.sample(self.graph)
+        self._settings = settings
+        self._bind(self.graph, features)
         self._move(loads.device, loads.dtype)
 
     def on(self, graph: Graph, features: Any = None) -> Self:
@@ -221,14 +229,21 @@ class WalkMask(Mask):
             )
         if features is None:
             features = settings.sample(graph)
+        wants_pair = settings.symmetric and not settings.shared_walks
+        if isinstance(features, tuple) != wants_pair:
+            raise ValueError(
+                f"`features` must be {'a pair, of queries and of keys,' if wants_pair else 'one WalkFeatures'} for "
+                f"symmetric={settings.symmetric} and shared_walks={settings.shared_walks}, as mask.sample(graph) gives."
+            )
         query, key = features if isinstance(features, tuple) else (features, features)
         for part in (query, key):
-            _check_features(part, graph, settings)
+            _check_features(part, graph, settings, normalization)
         self.graph = graph
         self.num_queries = self.num_keys = graph.num_nodes
         self.num_graphs = graph.num_graphs
         self._groups = torch.tensor(graph.graph_index, device="cpu") if graph.num_graphs > 1 else None
         self._walks = _Walks(query, key if settings.symmetric else None)
+        self._structure = next_structure()
 
     def f(self) -> Tensor:
         """The modulation, [H, L + 1]."""
@@ -257,12 +272,13 @@ class WalkMask(Mask):
     def product(self) -> Callable[[Tensor], Tensor]:
         """Multiplication by M with the values of the features computed once."""
         query, key = self._values(self._is_magnitude)
+        if self._walks.key is not None and key is not None:
+            key = key[self._walks.key.pattern.order]
         return lambda x: self._multiply(query, key, x)
 
     def _multiply(self, query: Tensor, key: Tensor | None, x: Tensor) -> Tensor:
         if self._walks.key is not None and key is not None:
-            pattern = self._walks.key.pattern
-            x = sparse_multiply(pattern.transposed, key[pattern.order], x, self.num_heads)
+            x = sparse_multiply(self._walks.key.transposed_pattern, key, x, self.num_heads)
         return sparse_multiply(self._walks.query.pattern, query, x, self.num_heads)
 
     def matmul(self, x: Tensor) -> Tensor:
@@ -272,8 +288,8 @@ class WalkMask(Mask):
     def rmatmul(self, x: Tensor) -> Tensor:
         """Phi_k (Phi_q^T x)."""
         query, key = self._values(self._is_magnitude)
-        pattern = self._walks.query.pattern
-        x = sparse_multiply(pattern.transposed, query[pattern.order], x, self.num_heads)
+        features = self._walks.query
+        x = sparse_multiply(features.transposed_pattern, query[features.pattern.order], x, self.num_heads)
         if self._walks.key is None or key is None:
             return x
         return sparse_multiply(self._walks.key.pattern, key, x, self.num_heads)
@@ -281,10 +297,10 @@ class WalkMask(Mask):
     def to_dense(self) -> Tensor:
         """M_hat, [H, N, N]."""
         query, key = self._values(self._is_magnitude)
-        dense_query = self._walks.query.densify(query)
         if self._walks.key is None or key is None:
-            return dense_query
-        return dense_query @ self._walks.key.densify(key).mT
+            return self._walks.query.densify(query)
+        # A sparse matrix times a dense one: O(N^2), where a dense product would take O(N^3).
+        return sparse_multiply(self._walks.query.pattern, query, self._walks.key.densify(key).mT, self.num_heads)
 
     def pattern(self) -> Pattern:
         """Where walks of queries and keys meet; computed once for frozen walks."""
@@ -307,6 +323,11 @@ class WalkMask(Mask):
         return self._walks.num_triples
 
     @property
+    def num_pairs_estimate(self) -> int:
+        """About how many entries there are, from a sample of rows."""
+        return self._walks.num_pairs
+
+    @property
     def product_cost(self) -> int:
         """Nonzeros of the features."""
         key = 0 if self._walks.key is None else self._walks.key.num_nonzeros
@@ -319,17 +340,19 @@ class WalkMask(Mask):
 
     def select(self, query_nodes: Tensor | None, key_nodes: Tensor | None) -> Mask:
         """Rows of the features of queries and of keys."""
-        if self._walks.key is None:
-            return super().select(query_nodes, key_nodes)
         query, key = self._walks.query, self._walks.key
+        if key is None and key_nodes is not None:
+            rows = self if query_nodes is None else self.select(query_nodes, None)
+            return SelectedMask(rows, None, key_nodes)
         view = self._view()
         if query_nodes is not None:
             query = query.rows(query_nodes)
-        if key_nodes is not None:
+        if key is not None and key_nodes is not None:
             key = key.rows(key_nodes)
+            view.num_keys = key.num_rows
             view._groups = None if self._groups is None else self._groups[key_nodes.to(self._groups.device)]
-        view._walks = _Walks(query, key)
-        view.num_queries, view.num_keys = query.num_rows, key.num_rows
+        view._walks, view._structure = _Walks(query, key), next_structure()
+        view.num_queries = query.num_rows
         return view
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
@@ -343,6 +366,7 @@ class WalkMask(Mask):
 
     def _move(self, device: torch.device, dtype: torch.dtype) -> None:
         self._walks = self._walks.to(device, dtype)
+        self._structure = next_structure()
         self._groups = None if self._groups is None else self._groups.to(device)
 
     def _describe(self) -> dict[str, Any]:
@@ -382,7 +406,8 @@ class WalkMask(Mask):
             missing_keys.append(name)
             return
         try:
-            self._restore(bytes(state_dict[name].cpu().tolist()), {k[len(name) + 1 :]: v for k, v in stored.items()})
+            text = bytes(state_dict[name].to("cpu", torch.uint8).flatten().tolist())
+            self._restore(text, {k[len(name) + 1 :]: v for k, v in stored.items()})
         except ValueError as error:
             error_msgs.append(f"{name}: {error}")
 
@@ -394,6 +419,9 @@ class WalkMask(Mask):
             raise ValueError(
                 f"The description of the walks cannot be read ({error}). Load an intact checkpoint."
             ) from None
+        names = {field.name for field in fields(_Settings)} | {"graph", "walks", "sampler_version"}
+        if not isinstance(described, dict) or set(described) != names:
+            raise ValueError("The description of the walks is not complete. Load an intact checkpoint.")
         wanted_graph, wanted_walks = described.pop("graph"), described.pop("walks")
         version = described.pop("sampler_version")
         settings = _Settings(**described)
@@ -412,10 +440,10 @@ class WalkMask(Mask):
             )
         features: Features | None = None
         if stored:
+            expected = ("query", "key") if settings.symmetric and not settings.shared_walks else ("query",)
             sides = [
                 WalkFeatures.from_state({k[len(side) + 1 :]: v for k, v in stored.items() if k.startswith(f"{side}.")})
-                for side in ("query", "key")
-                if f"{side}.sizes" in stored
+                for side in expected
             ]
             features = (sides[0], sides[1]) if len(sides) == 2 else sides[0]
         elif version != SAMPLER_VERSION:
@@ -446,11 +474,12 @@ class WalkMask(Mask):
         )
 
 
-def _check_features(features: WalkFeatures, graph: Graph, settings: _Settings) -> None:
-    found = (features.num_rows, features.num_columns, features.num_heads, features.max_length)
-    expected = (graph.num_nodes, graph.num_nodes, settings.num_heads, settings.max_length)
+def _check_features(features: WalkFeatures, graph: Graph, settings: _Settings, normalization: Normalization) -> None:
+    found = (features.num_rows, features.num_columns, features.num_heads, features.max_length, features.normalization)
+    expected = (graph.num_nodes, graph.num_nodes, settings.num_heads, settings.max_length, normalization)
     if found != expected:
         raise ValueError(
-            f"`features` must have (num_rows, num_columns, num_heads, max_length) = {expected}, but has {found}. "
+            f"`features` must have (num_rows, num_columns, num_heads, max_length, normalization) = {expected}, but has "
+            f"{found}. "
             "Sample them on the same graph with the same settings, as mask.sample(graph) does."
         )

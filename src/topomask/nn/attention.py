@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from torch import Tensor, nn
 
@@ -52,6 +52,19 @@ class MaskedAttention(nn.Module):
     ) -> None:
         super().__init__()
         num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
+        for name, size in (("dim", dim), ("num_heads", num_heads), ("num_kv_heads", num_kv_heads)):
+            if size < 1:
+                raise ValueError(f"`{name}` must be at least 1, but is {size}.")
+        choices: tuple[tuple[str, str, tuple[str, ...]], ...] = (
+            ("kind", kind, get_args(Kind)),
+            ("normalizer", normalizer, get_args(Normalizer)),
+            ("strategy", strategy, get_args(Strategy)),
+        )
+        for name, value, allowed in choices:
+            if value not in allowed:
+                raise ValueError(f"`{name}` must be one of {allowed}, but is {value!r}.")
+        if not 0 <= dropout < 1:
+            raise ValueError(f"`dropout` must lie in [0, 1), but is {dropout}.")
         if dim % num_heads:
             raise ValueError(f"`dim` must be a multiple of `num_heads`, but they are {dim} and {num_heads}.")
         if num_heads % num_kv_heads:
@@ -60,8 +73,6 @@ class MaskedAttention(nn.Module):
             )
         if mask.num_heads not in (1, num_heads):
             raise ValueError(f"`mask` must have one head or {num_heads}, but has {mask.num_heads}.")
-        if kind not in get_args(Kind):
-            raise ValueError(f"`kind` must be one of {get_args(Kind)}, but is {kind!r}.")
         if kind == "softmax" and feature_map != "relu":
             raise ValueError("`feature_map` is for kind='linear'; softmax attention has none. Leave it out.")
         self.num_heads, self.num_kv_heads = num_heads, num_kv_heads
@@ -77,18 +88,27 @@ class MaskedAttention(nn.Module):
         self.value = nn.Linear(dim, num_kv_heads * head_dim, bias=bias)
         self.out = nn.Linear(dim, dim, bias=bias)
 
-    def forward(self, x: Tensor, graph: Graph | None = None, key_padding_mask: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,
+        graph: Graph | None = None,
+        features: Any = None,
+        key_padding_mask: Tensor | None = None,
+    ) -> Tensor:
         """Attend.
 
         Args:
             x: Tokens, [B, N, C], or [N, C] on a block-diagonal graph.
-            graph: The graph of these tokens. Default: the mask's own.
+            graph: The graph of these tokens. Default: the mask's own. Inside ``torch.compile``, use the mask's own.
+            features: Walks already sampled on ``graph`` by ``layer.mask.sample(graph)``, in a data loader, say.
             key_padding_mask: [B, N], True where a token is padding.
 
         Returns:
             Tokens, same shape.
         """
-        mask = self.mask if graph is None else self.mask.on(graph)
+        if graph is None and features is not None:
+            raise ValueError("`features` are walks on a graph. Pass the graph too.")
+        mask = self.mask if graph is None else self.mask.on(graph, features)
         q, k, v = self._heads(self.query(x)), self._heads(self.key(x)), self._heads(self.value(x))
         dropout_p = self.dropout if self.training else 0.0
         if self.kind == "linear":

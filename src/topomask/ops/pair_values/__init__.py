@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from topomask.ops import segments
 from topomask.ops.pair_values import reference
 from topomask.ops.sparse_product import Pattern, make_pattern
 
@@ -84,6 +85,18 @@ _pair_values.register_autograd(_backward, setup_context=_save)
 def count_triples(query: Pattern, key: Pattern) -> int:
     """The work behind the product: pairs (i, c), (j, c) that meet in a node c. Bounds the number of its entries."""
     return reference.count_triples(query.columns, key.column_ptr)
+
+
+def estimate_pairs(query: Pattern, key: Pattern, num_rows: int = 64) -> int:
+    """The number of entries of the product, from the rows of a sample."""
+    total = query.shape[0]
+    if not total:
+        return 0
+    rows = torch.linspace(0, total - 1, min(num_rows, total), device=query.row_ptr.device).round().to(torch.int64)
+    counts = query.row_ptr.diff()[rows]
+    columns = query.columns[segments.ranges(query.row_ptr[rows], counts)]
+    row_ptr, _ = reference.pair_pattern(segments.pointers(counts), columns, key.column_ptr, key.rows, key.shape[0])
+    return round(int(row_ptr[-1]) * total / len(rows))
 
 
 def pair_pattern(query: Pattern, key: Pattern) -> Pattern:

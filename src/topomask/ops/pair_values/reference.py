@@ -52,7 +52,7 @@ def pair_pattern(
     query_row_ptr: Tensor, query_columns: Tensor, key_column_ptr: Tensor, key_rows: Tensor, num_keys: int
 ) -> tuple[Tensor, Tensor]:
     """Row pointers and ascending columns of the product."""
-    counts, columns = [], []
+    counts, columns = [query_row_ptr[:0]], [query_columns[:0]]
     for block in _blocks(query_row_ptr, query_columns, key_column_ptr, key_rows, num_keys):
         pairs = torch.unique(block.pair)
         counts.append(torch.bincount(pairs // num_keys, minlength=block.last_row - block.first_row))

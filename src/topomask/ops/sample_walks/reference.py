@@ -6,12 +6,11 @@ Shapes: ``R`` start nodes, ``W`` walkers per start node, ``L`` steps, ``N`` node
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from topomask.ops import segments
 from topomask.ops.sample_walks import random
 
 # Purposes of a draw: halting and moving never share one.
@@ -41,7 +40,7 @@ class WalkSettings:
     max_length: int
     halt_prob: float
     coupling: str
-    normalization: str
+    normalization: Literal["sym", "row", "none"]
     seed: int
     ensemble: int
 
@@ -76,7 +75,7 @@ class _Groups(NamedTuple):
 def sample_walks(graph: GraphTensors, start_nodes: Tensor, settings: WalkSettings, head: int) -> Loads:
     """Sample walks from ``start_nodes`` [R] on ``graph`` (the tensors of a graph) for one head."""
     rows = max(1, _WALKERS_PER_CHUNK // settings.num_walks)
-    chunks = [_sample_chunk(graph, chunk, settings, head) for chunk in start_nodes.split(rows)]
+    chunks = [_sample_chunk(graph, chunk, settings, head) for chunk in start_nodes.split(rows) or (start_nodes,)]
     return Loads(*(torch.cat(parts) for parts in zip(*chunks, strict=True)))
 
 
@@ -169,7 +168,7 @@ def _choose_edge(graph: GraphTensors, here: Tensor, degree: Tensor, quantile: Te
     if graph.unit_weights:
         return (start + torch.minimum(target.to(torch.int64), most)).clamp(max=max(len(graph.columns) - 1, 0))
     low, high = torch.zeros_like(most), most
-    for _ in range(int(degree.max()).bit_length()):
+    for _ in range(int(degree.max()).bit_length() if degree.numel() else 0):
         middle = (low + high) // 2
         # Rows without edges point past the end; their walkers do not move.
         above = graph.cumulative[(start + middle).clamp(max=len(graph.cumulative) - 1)] > target
@@ -207,8 +206,3 @@ def _merge(records: list[tuple[Tensor, Tensor, Tensor]], num_rows: int, num_node
         lengths=(keys % num_lengths).to(torch.int16),
         loads=loads,
     )
-
-
-def row_pointers(loads: Loads) -> tuple[Tensor, Tensor]:
-    """Pointers over columns [R + 1] and over entries [P + 1]."""
-    return segments.pointers(loads.counts), segments.pointers(loads.entry_counts)
