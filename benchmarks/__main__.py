@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 
-ALL = ("couplings", "convergence", "symmetry", "large_graphs")
+ALL = ("calibrate", "couplings", "convergence", "symmetry", "large_graphs")
 
 
 def main() -> None:

@@ -17,13 +17,13 @@ MAX_PAIRS = 1 << 28
 # Attention weights of all inputs and heads that "auto" is willing to form at a time.
 MAX_DENSE_ENTRIES = 1 << 28
 
-# Nanoseconds, measured for the reference kernels on two cores in float32 (benchmarks/calibrate.py).
-_NS_PAIR_SCORE = 2.5
+# Nanoseconds, measured for the reference kernels on two cores in float32 by benchmarks/calibrate.py.
+_NS_PAIR_SCORE = 3.5
 _NS_PAIR_SUM = 0.12
-_NS_PAIR_REFRESH = 60.0
-_NS_FEATURE = 0.5
-_NS_DENSE = 0.05
-_NS_DENSE_ENTRY = 4.0
+_NS_PAIR_REFRESH = 50.0
+_NS_FEATURE = 0.2
+_NS_DENSE = 0.02
+_NS_DENSE_ENTRY = 3.5
 
 
 @dataclass(frozen=True)
