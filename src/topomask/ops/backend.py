@@ -1,0 +1,97 @@
+"""Compiled kernels: when they may be used, with how many threads, and where they are cached."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import threading
+import warnings
+from collections.abc import Callable
+from functools import cache, cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+# Only one parallel kernel may run at a time: Numba's default thread pool is shared and not re-entrant.
+_pool = threading.Lock()
+_forked = False
+
+
+def _mark_forked() -> None:
+    global _forked
+    _forked = True
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_mark_forked)
+
+
+@cache
+def _has_numba() -> bool:
+    if importlib.util.find_spec("numba") is None:
+        warnings.warn(
+            "Numba is not installed, so topomask uses its pure-torch reference, which is slower. Install numba.",
+            stacklevel=3,
+        )
+        return False
+    return True
+
+
+def compiled(*tensors: Tensor) -> bool:
+    """Whether compiled kernels can take these tensors: all on the CPU, Numba installed and not switched off."""
+    if os.environ.get("TOPOMASK_BACKEND", "auto") == "reference":
+        return False
+    return all(tensor.device.type == "cpu" for tensor in tensors) and _has_numba()
+
+
+class Kernel:
+    """A function compiled by Numba on first use, once with threads and once without.
+
+    The version without threads serves forked processes, whose thread pool did not survive, and callers that find the
+    pool busy. Compiled code is cached on disk: beside the source, in the user's cache folder where that is read-only,
+    and nowhere if that is too.
+
+    Args:
+        function: A function in the subset of Python that Numba compiles; ``numba.prange`` loops get threads.
+        fastmath: Whether sums may be reordered. Never where results must be the same to the last bit.
+    """
+
+    def __init__(self, function: Callable[..., Any], fastmath: bool = False) -> None:
+        self.function = function
+        self.fastmath = fastmath
+        self.__doc__ = function.__doc__
+
+    def _compile(self, parallel: bool) -> Callable[..., Any]:
+        import numba
+
+        options = {"parallel": parallel, "fastmath": self.fastmath, "nogil": True, "error_model": "numpy"}
+        try:
+            compiled: Callable[..., Any] = numba.njit(self.function, cache=True, **options)
+        except RuntimeError:
+            # There is no folder that the cache could be written to.
+            compiled = numba.njit(self.function, **options)
+        return compiled
+
+    @cached_property
+    def parallel(self) -> Callable[..., Any]:
+        """The version with threads."""
+        return self._compile(parallel=True)
+
+    @cached_property
+    def serial(self) -> Callable[..., Any]:
+        """The version without threads."""
+        return self._compile(parallel=False)
+
+    def __call__(self, *args: Any) -> Any:
+        """Run with as many threads as torch would use."""
+        threads = torch.get_num_threads()
+        if threads == 1 or _forked or not _pool.acquire(blocking=False):
+            return self.serial(*args)
+        try:
+            import numba
+
+            numba.set_num_threads(min(threads, numba.config.NUMBA_NUM_THREADS))
+            return self.parallel(*args)
+        finally:
+            _pool.release()
