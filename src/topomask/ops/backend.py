@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import threading
+import types
 import warnings
 from collections.abc import Callable
 from functools import cache, cached_property
@@ -66,11 +67,15 @@ class Kernel:
         import numba
 
         options = {"parallel": parallel, "fastmath": self.fastmath, "nogil": True, "error_model": "numpy"}
+        # Numba's cache knows functions by name, not by options: two versions need two names.
+        function = types.FunctionType(self.function.__code__, self.function.__globals__)
+        function.__qualname__ = f"{self.function.__name__}_{'parallel' if parallel else 'serial'}"
+        function.__module__ = self.function.__module__
         try:
-            compiled: Callable[..., Any] = numba.njit(self.function, cache=True, **options)
+            compiled: Callable[..., Any] = numba.njit(function, cache=True, **options)
         except RuntimeError:
             # There is no folder that the cache could be written to.
-            compiled = numba.njit(self.function, **options)
+            compiled = numba.njit(function, **options)
         return compiled
 
     @cached_property

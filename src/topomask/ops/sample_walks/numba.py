@@ -1,7 +1,8 @@
 """Random walks merged into sparse loads, compiled: the same bits as the reference.
 
-Walkers of a node are simulated row by row. Repelling walkers whose weights telescope are followed as groups (node, count):
-a group takes one draw, and only the counts of its neighbours matter. All others are followed one by one.
+Rows are simulated one by one. Where weights telescope, only the number of walkers on a node matters: repelling walkers are
+followed as groups, which take one draw together, others singly, and the nodes of a row are found again through a small
+hash table. Where weights do not telescope (signed weights, no normalisation), every walker carries its own.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _FIRST = np.uint64(0xBF58476D1CE4E5B9)
 _SECOND = np.uint64(0x94D049BB133111EB)
 
 
-@njit(inline="always")
+@njit(inline="always", error_model="numpy")
 def _absorb(state, word):
     x = (state + _GOLDEN) ^ np.uint64(word)
     x = (x ^ (x >> np.uint64(30))) * _FIRST
@@ -34,17 +35,17 @@ def _absorb(state, word):
     return x ^ (x >> np.uint64(31))
 
 
-@njit(inline="always")
+@njit(inline="always", error_model="numpy")
 def _uniform(state):
     return np.float64(state >> np.uint64(11)) * 2.0**-53
 
 
-@njit(inline="always")
+@njit(inline="always", error_model="numpy")
 def _fraction(x):
     return x - np.floor(x)
 
 
-@njit
+@njit(error_model="numpy")
 def _sort(keys, values, count):
     """Sort keys ascending, values along with them. Shell's sort: short runs, no memory."""
     gap = 1
@@ -61,7 +62,7 @@ def _sort(keys, values, count):
         gap //= 3
 
 
-@njit
+@njit(error_model="numpy")
 def _choose(row_ptr, cumulative, degrees, unit_weights, here, quantile):
     """Position of the edge whose share of the node's total weight holds the quantile."""
     start = row_ptr[here]
@@ -79,55 +80,119 @@ def _choose(row_ptr, cumulative, degrees, unit_weights, here, quantile):
     return start + low
 
 
-@njit
-def _walk_groups(
-    row_ptr, columns, cumulative, degrees, ids, unit_weights, start, state, halt_prob, max_length, scratch, keys, totals
-):
-    """Follow repelling walkers as groups; returns the number of records (node * (L + 1) + length, walkers)."""
-    nodes, counts, next_nodes, next_counts = scratch
-    num_groups = 1
-    nodes[0] = start
-    keys[0], totals[0] = start * (max_length + 1), counts[0]
+@njit(inline="always", error_model="numpy")
+def _slot(table, slots, visited, num_visited, node):
+    """The slot of a node in its row, a new one if it was not visited yet; the table maps hashes to slots + 1."""
+    mask = table.shape[0] - 1
+    place = (np.uint64(node) * _GOLDEN >> np.uint64(32)) & np.uint64(mask)
+    while True:
+        slot = table[place]
+        if slot == 0:
+            table[place] = num_visited + 1
+            slots[num_visited] = place
+            visited[num_visited] = node
+            return num_visited
+        if visited[slot - 1] == node:
+            return slot - 1
+        place = (place + np.uint64(1)) & np.uint64(mask)
+
+
+@njit(error_model="numpy")
+def _walk_counts(graph, start, move, halt, halt_prob, num_walks, max_length, coupling, scratch):
+    """Follow walkers whose weights telescope; returns the numbers of visited nodes and of records (slot, length, walkers)."""
+    row_ptr, columns, cumulative, degrees, ids, unit_weights = graph
+    nodes, counts, next_nodes, next_counts, table, slots, visited, stamp, place, rec_slot, rec_length, rec_total = (
+        scratch
+    )
+    num_visited = _slot(table, slots, visited, 0, start) + 1
+    stamp[0] = 0
+    rec_slot[0], rec_length[0], rec_total[0] = 0, 0, np.float64(num_walks)
     records = 1
+    num_groups = 1
+    if coupling != 2:
+        num_groups = num_walks
+        for w in range(num_walks):
+            nodes[w], counts[w] = start, w
+    else:
+        nodes[0], counts[0] = start, num_walks
     for step in range(1, max_length + 1):
-        found = 0
+        first_record, found = records, 0
         for g in range(num_groups):
-            here, size = nodes[g], counts[g]
+            here = nodes[g]
             degree = row_ptr[here + 1] - row_ptr[here]
             if degree == 0:
                 continue
-            shared = _uniform(_absorb(_absorb(state, ids[here]), step))
-            last = np.int64(-1)
-            for rank in range(np.int64(size)):
-                quantile = _fraction(rank / size + shared)
-                if quantile < halt_prob:
-                    continue
-                quantile = (quantile - halt_prob) / (1.0 - halt_prob)
-                edge = _choose(row_ptr, cumulative, degrees, unit_weights, here, quantile)
-                # Quantiles ascend but for one turn, so walkers to one neighbour follow each other.
-                if edge == last:
-                    next_counts[found - 1] += 1.0
-                else:
-                    next_nodes[found], next_counts[found] = columns[edge], 1.0
-                    found += 1
-                    last = edge
-        _sort(next_nodes, next_counts, found)
-        num_groups = 0
-        for g in range(found):
-            if num_groups > 0 and nodes[num_groups - 1] == next_nodes[g]:
-                counts[num_groups - 1] += next_counts[g]
+            size, shared, number = 1, 0.0, np.int64(0)
+            if coupling == 2:
+                size = counts[g]
+                shared = _uniform(_absorb(_absorb(move, ids[here]), step))
             else:
-                nodes[num_groups], counts[num_groups] = next_nodes[g], next_counts[g]
-                num_groups += 1
-        for g in range(num_groups):
-            keys[records], totals[records] = nodes[g] * (max_length + 1) + step, counts[g]
-            records += 1
+                number = counts[g]
+                if coupling == 1:
+                    shared = _fraction(_uniform(_absorb(_absorb(halt, number // 2), step)) + 0.5 * (number % 2))
+                else:
+                    shared = _uniform(_absorb(_absorb(halt, number), step))
+                if shared < halt_prob:
+                    continue
+                shared = _uniform(_absorb(_absorb(move, number), step))
+            last, slot = np.int64(-1), np.int64(-1)
+            for rank in range(size):
+                quantile = shared
+                if coupling == 2:
+                    quantile = _fraction(rank / np.float64(size) + shared)
+                    if quantile < halt_prob:
+                        continue
+                    quantile = (quantile - halt_prob) / (1.0 - halt_prob)
+                edge = _choose(row_ptr, cumulative, degrees, unit_weights, here, quantile)
+                # Quantiles of a group ascend but for one turn, so walkers to one neighbour follow each other.
+                if edge != last:
+                    slot = _slot(table, slots, visited, num_visited, columns[edge])
+                    if slot == num_visited:
+                        stamp[slot] = 0
+                        num_visited += 1
+                    last = edge
+                    if stamp[slot] != step:
+                        stamp[slot], place[slot] = step, records
+                        rec_slot[records], rec_length[records], rec_total[records] = slot, step, 0.0
+                        records += 1
+                rec_total[place[slot]] += 1.0
+                if coupling != 2:
+                    next_nodes[found], next_counts[found] = columns[edge], number
+                    found += 1
+        if coupling == 2:
+            for r in range(first_record, records):
+                nodes[r - first_record], counts[r - first_record] = visited[rec_slot[r]], np.int64(rec_total[r])
+            num_groups = records - first_record
+        else:
+            for w in range(found):
+                nodes[w], counts[w] = next_nodes[w], next_counts[w]
+            num_groups = found
         if num_groups == 0:
             break
-    return records
+    return num_visited, records
 
 
-@njit
+@njit(error_model="numpy")
+def _write_row(num_visited, records, scratch, order, ends, columns, entry_counts, lengths, loads):
+    """Write records sorted by node; they come in order of their length."""
+    visited, rec_slot, rec_length, rec_total = scratch[6], scratch[9], scratch[10], scratch[11]
+    for slot in range(num_visited):
+        columns[slot], order[slot], ends[slot] = visited[slot], slot, 0
+    for r in range(records):
+        ends[rec_slot[r]] += 1
+    _sort(columns, order, num_visited)
+    start = 0
+    for k in range(num_visited):
+        slot = order[k]
+        entry_counts[k] = ends[slot]
+        ends[slot], start = start, start + ends[slot]
+    for r in range(records):
+        slot = rec_slot[r]
+        lengths[ends[slot]], loads[ends[slot]] = rec_length[r], rec_total[r]
+        ends[slot] += 1
+
+
+@njit(error_model="numpy")
 def _walk_singly(
     row_ptr,
     columns,
@@ -177,7 +242,7 @@ def _walk_singly(
                         continue
                     quantile = (quantile - halt_prob) / (1.0 - halt_prob)
                 else:
-                    number = np.int64(numbers[w])
+                    number = numbers[w]
                     quantile = _uniform(_absorb(_absorb(move, number), step))
                     if coupling == 1:
                         halting = _uniform(_absorb(_absorb(halt, number // 2), step)) + 0.5 * (number % 2)
@@ -199,7 +264,7 @@ def _walk_singly(
             first += size
         _sort(sorting, order, moved)
         for w in range(moved):
-            source = np.int64(order[w])
+            source = order[w]
             node = sorting[w] // num_walks
             nodes[w], numbers[w], weights[w] = node, spare_numbers[source], spare_weights[source]
             key = node * (max_length + 1) + step
@@ -212,6 +277,38 @@ def _walk_singly(
         if alive == 0:
             break
     return records
+
+
+@njit(error_model="numpy")
+def _write_keys(records, max_length, keys, totals, columns, entry_counts, lengths, loads):
+    """Write records (node * (L + 1) + length, total) sorted; returns the number of nodes."""
+    _sort(keys, totals, records)
+    pairs, last = 0, np.int64(-1)
+    for r in range(records):
+        column = keys[r] // (max_length + 1)
+        if column != last:
+            columns[pairs], entry_counts[pairs], last = column, 0, column
+            pairs += 1
+        entry_counts[pairs - 1] += 1
+        lengths[r], loads[r] = keys[r] % (max_length + 1), totals[r]
+    return pairs
+
+
+@njit(error_model="numpy")
+def _weigh_row(pairs, start, roots, normalization, divisors, columns, entry_counts, lengths, loads):
+    """Turn totals into loads."""
+    entry = 0
+    for k in range(pairs):
+        ratio = roots[start] / roots[columns[k]]
+        for _ in range(entry_counts[k]):
+            length = lengths[entry]
+            if length == 0:
+                loads[entry] = 1.0
+            else:
+                if normalization == 1:
+                    loads[entry] *= ratio
+                loads[entry] /= divisors[length]
+            entry += 1
 
 
 def _sample_rows(
@@ -233,45 +330,60 @@ def _sample_rows(
     normalization,
     divisors,
     capacity,
+    pair_counts,
     counts,
-    keys,
-    loads,
+    out_columns,
+    out_entry_counts,
+    out_lengths,
+    out_loads,
 ):
-    """Sample all rows: keys [R, capacity] ascending, their loads, and how many there are, counts [R]."""
+    """Sample all rows into buffers of ``capacity`` each, and count what they hold."""
     num_rows = starts.shape[0]
-    in_groups = coupling == 2 and normalization != 2 and signs.shape[0] == 0
+    telescopes = normalization != 2 and signs.shape[0] == 0
+    graph = (row_ptr, columns, cumulative, degrees, ids, unit_weights)
     num_tasks = (num_rows + _ROWS_PER_TASK - 1) // _ROWS_PER_TASK
+    table_size = 4
+    while table_size < 2 * capacity:
+        table_size *= 2
     for task in prange(num_tasks):
-        nodes, numbers = np.empty(num_walks, np.int64), np.empty(num_walks)
-        weights, sorting = np.empty(num_walks), np.empty(num_walks, np.int64)
-        spare_numbers, spare_weights = np.empty(num_walks), np.empty(num_walks)
-        order = np.empty(num_walks)
+        nodes, next_nodes = np.empty(num_walks, np.int64), np.empty(num_walks, np.int64)
+        numbers, next_numbers = np.empty(num_walks, np.int64), np.empty(num_walks, np.int64)
+        weights, next_weights = np.empty(num_walks), np.empty(num_walks)
+        order, ends = np.empty(capacity, np.int64), np.empty(capacity, np.int64)
+        keys, totals = np.empty(capacity, np.int64), np.empty(capacity)
+        table, slots = np.zeros(table_size, np.int32), np.empty(capacity, np.int64)
+        visited, stamp = np.empty(capacity, np.int64), np.empty(capacity, np.int64)
+        place, rec_slot = np.empty(capacity, np.int64), np.empty(capacity, np.int64)
+        rec_length = np.empty(capacity, np.int64)
+        scratch = (
+            nodes,
+            numbers,
+            next_nodes,
+            next_numbers,
+            table,
+            slots,
+            visited,
+            stamp,
+            place,
+            rec_slot,
+            rec_length,
+            totals,
+        )
         for row in range(task * _ROWS_PER_TASK, min(num_rows, (task + 1) * _ROWS_PER_TASK)):
             start = starts[row]
             move_state, halt_state = _absorb(move, ids[start]), _absorb(halt, ids[start])
-            row_keys, row_loads = (
-                keys[row * capacity : (row + 1) * capacity],
-                loads[row * capacity : (row + 1) * capacity],
-            )
-            if in_groups:
-                weights[0] = np.float64(num_walks)
-                count = _walk_groups(
-                    row_ptr,
-                    columns,
-                    cumulative,
-                    degrees,
-                    ids,
-                    unit_weights,
-                    start,
-                    move_state,
-                    halt_prob,
-                    max_length,
-                    (nodes, weights, sorting, spare_weights),
-                    row_keys,
-                    row_loads,
+            first, last = row * capacity, (row + 1) * capacity
+            row_columns, row_entry_counts = out_columns[first:last], out_entry_counts[first:last]
+            row_lengths, row_loads = out_lengths[first:last], out_loads[first:last]
+            if telescopes:
+                pairs, records = _walk_counts(
+                    graph, start, move_state, halt_state, halt_prob, num_walks, max_length, coupling, scratch
                 )
+                _write_row(pairs, records, scratch, order, ends, row_columns, row_entry_counts, row_lengths, row_loads)
+                for k in range(pairs):
+                    table[slots[k]] = 0
             else:
-                count = _walk_singly(
+                records = _walk_singly(
                     row_ptr,
                     columns,
                     cumulative,
@@ -287,53 +399,45 @@ def _sample_rows(
                     max_length,
                     coupling,
                     normalization,
-                    (nodes, numbers, weights, sorting, spare_numbers, spare_weights),
+                    (nodes, numbers, weights, next_nodes, next_numbers, next_weights),
                     order,
-                    row_keys,
-                    row_loads,
+                    keys,
+                    totals,
                 )
-            _sort(row_keys, row_loads, count)
-            for r in range(count):
-                length = row_keys[r] % (max_length + 1)
-                if length == 0:
-                    row_loads[r] = 1.0
-                    continue
-                if normalization == 1:
-                    row_loads[r] *= roots[start] / roots[row_keys[r] // (max_length + 1)]
-                row_loads[r] /= divisors[length]
-            counts[row] = count
-
-
-def _count_pairs(capacity, num_lengths, counts, keys, pair_counts):
-    """Different columns in every row."""
-    for row in prange(counts.shape[0]):
-        pairs, last = 0, np.int64(-1)
-        for r in range(row * capacity, row * capacity + counts[row]):
-            column = keys[r] // num_lengths
-            if column != last:
-                pairs += 1
-                last = column
-        pair_counts[row] = pairs
+                pairs = _write_keys(
+                    records, max_length, keys, totals, row_columns, row_entry_counts, row_lengths, row_loads
+                )
+            _weigh_row(
+                pairs, start, roots, normalization, divisors, row_columns, row_entry_counts, row_lengths, row_loads
+            )
+            pair_counts[row], counts[row] = pairs, records
 
 
 def _compress(
-    capacity, num_lengths, counts, keys, loads, row_ptr, entry_start, columns, entry_counts, lengths, out_loads
+    capacity,
+    row_ptr,
+    entry_start,
+    in_columns,
+    in_entry_counts,
+    in_lengths,
+    in_loads,
+    columns,
+    entry_counts,
+    lengths,
+    loads,
 ):
     """Copy rows from their buffers to where they belong."""
-    for row in prange(counts.shape[0]):
-        pair, entry, last = row_ptr[row] - 1, entry_start[row], np.int64(-1)
-        for r in range(row * capacity, row * capacity + counts[row]):
-            column = keys[r] // num_lengths
-            if column != last:
-                pair += 1
-                columns[pair], entry_counts[pair] = column, 0
-                last = column
-            entry_counts[pair] += 1
-            lengths[entry], out_loads[entry] = keys[r] % num_lengths, loads[r]
-            entry += 1
+    for row in prange(row_ptr.shape[0] - 1):
+        first = row * capacity
+        for k in range(row_ptr[row + 1] - row_ptr[row]):
+            columns[row_ptr[row] + k] = in_columns[first + k]
+            entry_counts[row_ptr[row] + k] = in_entry_counts[first + k]
+        for k in range(entry_start[row + 1] - entry_start[row]):
+            lengths[entry_start[row] + k] = in_lengths[first + k]
+            loads[entry_start[row] + k] = in_loads[first + k]
 
 
-_sample_kernel, _count_kernel, _compress_kernel = Kernel(_sample_rows), Kernel(_count_pairs), Kernel(_compress)
+_sample_kernel, _compress_kernel = Kernel(_sample_rows), Kernel(_compress)
 
 
 def _starts(counts: np.ndarray) -> np.ndarray:
@@ -360,7 +464,6 @@ class _Prepared:
         ]
         divisors = [settings.num_walks * (1.0 - settings.halt_prob) ** k for k in range(settings.max_length + 1)]
         signs = np.zeros(0) if graph.signs is None else graph.signs.numpy()
-        self.num_lengths = settings.max_length + 1
         self.before = (*(array.numpy() for array in arrays), graph.unit_weights, signs)
         self.after = (
             *states,
@@ -375,23 +478,11 @@ class _Prepared:
     def sample(self, starts: np.ndarray, capacity: int) -> tuple[np.ndarray, ...]:
         """Walks of some rows as (counts, columns, entry_counts, lengths, loads)."""
         counts, pair_counts = np.zeros(len(starts), np.int64), np.zeros(len(starts), np.int64)
-        keys, loads = np.empty(len(starts) * capacity, np.int64), np.empty(len(starts) * capacity)
-        _sample_kernel(*self.before, starts, *self.after, capacity, counts, keys, loads)
-        _count_kernel(capacity, self.num_lengths, counts, keys, pair_counts)
+        size = len(starts) * capacity
+        buffers = (np.empty(size, np.int64), np.empty(size, np.int64), np.empty(size, np.int16), np.empty(size))
+        _sample_kernel(*self.before, starts, *self.after, capacity, pair_counts, counts, *buffers)
         row_ptr, entry_start = _starts(pair_counts), _starts(counts)
         columns, entry_counts = np.empty(row_ptr[-1], np.int64), np.empty(row_ptr[-1], np.int64)
-        lengths, out_loads = np.empty(entry_start[-1], np.int16), np.empty(entry_start[-1])
-        _compress_kernel(
-            capacity,
-            self.num_lengths,
-            counts,
-            keys,
-            loads,
-            row_ptr,
-            entry_start,
-            columns,
-            entry_counts,
-            lengths,
-            out_loads,
-        )
-        return pair_counts, columns, entry_counts, lengths, out_loads
+        lengths, loads = np.empty(entry_start[-1], np.int16), np.empty(entry_start[-1])
+        _compress_kernel(capacity, row_ptr, entry_start, *buffers, columns, entry_counts, lengths, loads)
+        return pair_counts, columns, entry_counts, lengths, loads
