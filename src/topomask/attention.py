@@ -14,6 +14,7 @@ from topomask import feature_maps
 from topomask.graph import check_nodes
 from topomask.masks import Mask
 from topomask.ops import segments
+from topomask.ops.pair_attention import pair_attention
 from topomask.ops.sparse_product import sddmm, spmm
 from topomask.planning import Plan, Strategy, plan_attention
 
@@ -328,6 +329,23 @@ def _attend_dense(work: _Linear) -> tuple[Tensor, Tensor | None]:
 
 
 def _attend_pairs(work: _Linear) -> tuple[Tensor, Tensor | None]:
+    if work.dropout_p > 0:
+        return _drop_pairs(work)
+    mask, phi_q, phi_k, v, normalizer = work[:5]
+    pattern, values, magnitudes = mask.entries()
+    batch, heads = phi_q.shape[:2]
+    count, same = batch * heads // mask.num_heads, magnitudes is values or normalizer != "absolute"
+    flat_q, flat_k, flat_v = (x.reshape(count, mask.num_heads * x.shape[2], x.shape[3]) for x in (phi_q, phi_k, v))
+    own = None if same else magnitudes.to(v.dtype)
+    absolute = normalizer == "absolute" and not work.nonnegative
+    numerator, denominator = pair_attention(pattern, values.to(v.dtype), own, flat_q, flat_k, flat_v, absolute)
+    shape = (batch, heads, mask.num_queries)
+    numerator = numerator.reshape(*shape, v.shape[-1])
+    return numerator, None if normalizer == "none" else denominator.reshape(*shape, 1)
+
+
+def _drop_pairs(work: _Linear) -> tuple[Tensor, Tensor | None]:
+    """With dropout the scores of all pairs are formed, for one input after the other."""
     pattern, values, magnitudes = work.mask.entries()
     values, magnitudes = values.to(work.v.dtype), magnitudes.to(work.v.dtype)
 

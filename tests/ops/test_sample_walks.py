@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 import torch
-from registry import directed_graph, ragged_batch, ragged_graph, signed_graph, star_graph
 
 import topomask as tm
+from registry import directed_graph, ragged_batch, ragged_graph, signed_graph, star_graph
 from topomask.ops.sample_walks import WalkSettings, numba, reference
 
 GRAPHS = {

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from topomask.ops.backend import compiled
 from topomask.ops.feature_values import reference
+
+
+def _backend(tensor: Tensor) -> ModuleType:
+    if not compiled(tensor):
+        return reference
+    from topomask.ops.feature_values import numba
+
+    return numba
 
 
 @torch.library.custom_op("topomask::feature_values", mutates_args=())
 def _feature_values(f: Tensor, head_ptr: Tensor, entry_ptr: Tensor, lengths: Tensor, loads: Tensor) -> Tensor:
-    return reference.feature_values(f, head_ptr, entry_ptr, lengths, loads)
+    return _backend(loads).feature_values(f, head_ptr, entry_ptr, lengths, loads)
 
 
 @_feature_values.register_fake
@@ -24,7 +34,7 @@ def _(f: Tensor, head_ptr: Tensor, entry_ptr: Tensor, lengths: Tensor, loads: Te
 def _feature_values_backward(
     grad: Tensor, num_lengths: int, head_ptr: Tensor, entry_ptr: Tensor, lengths: Tensor, loads: Tensor
 ) -> Tensor:
-    return reference.feature_values_backward(grad, num_lengths, head_ptr, entry_ptr, lengths, loads)
+    return _backend(loads).feature_values_backward(grad, num_lengths, head_ptr, entry_ptr, lengths, loads)
 
 
 @_feature_values_backward.register_fake

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from topomask.ops import segments
+from topomask.ops.backend import compiled
 from topomask.ops.pair_values import reference
 from topomask.ops.sparse_product import Pattern, make_pattern
 
 _PATTERN_INPUTS = 7
+
+
+def _backend(tensor: Tensor) -> ModuleType:
+    if not compiled(tensor):
+        return reference
+    from topomask.ops.pair_values import numba
+
+    return numba
 
 
 @torch.library.custom_op("topomask::pair_values", mutates_args=())
@@ -26,7 +36,7 @@ def _pair_values(
     query_values: Tensor,
     key_values: Tensor,
 ) -> Tensor:
-    return reference.pair_values(
+    return _backend(query_values).pair_values(
         row_ptr, columns, query_row_ptr, query_columns, key_column_ptr, key_rows, num_keys, query_values, key_values
     )
 
@@ -49,7 +59,7 @@ def _pair_values_backward(
     query_values: Tensor,
     key_values: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    return reference.pair_values_backward(
+    return _backend(query_values).pair_values_backward(
         grad,
         row_ptr,
         columns,
@@ -95,14 +105,18 @@ def estimate_pairs(query: Pattern, key: Pattern, num_rows: int = 64) -> int:
     rows = torch.linspace(0, total - 1, min(num_rows, total), device=query.row_ptr.device).round().to(torch.int64)
     counts = query.row_ptr.diff()[rows]
     columns = query.columns[segments.ranges(query.row_ptr[rows], counts)]
-    row_ptr, _ = reference.pair_pattern(segments.pointers(counts), columns, key.column_ptr, key.rows, key.shape[0])
+    row_ptr, _ = _backend(query.columns).pair_pattern(
+        segments.pointers(counts), columns, key.column_ptr, key.rows, key.shape[0]
+    )
     return round(int(row_ptr[-1]) * total / len(rows))
 
 
 def pair_pattern(query: Pattern, key: Pattern) -> Pattern:
     """The pattern of Phi_q Phi_k^T for features with patterns [R, N] and [S, N]."""
     num_keys = key.shape[0]
-    row_ptr, columns = reference.pair_pattern(query.row_ptr, query.columns, key.column_ptr, key.rows, num_keys)
+    row_ptr, columns = _backend(query.columns).pair_pattern(
+        query.row_ptr, query.columns, key.column_ptr, key.rows, num_keys
+    )
     return make_pattern(row_ptr, columns, num_keys)
 
 

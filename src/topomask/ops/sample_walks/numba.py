@@ -1,8 +1,8 @@
 """Random walks merged into sparse loads, compiled: the same bits as the reference.
 
-Rows are simulated one by one. Where weights telescope, only the number of walkers on a node matters: repelling walkers are
-followed as groups, which take one draw together, others singly, and the nodes of a row are found again through a small
-hash table. Where weights do not telescope (signed weights, no normalisation), every walker carries its own.
+Rows are simulated one by one. Where weights telescope, only the number of walkers on a node matters: repelling walkers
+are followed as groups, which take one draw together, others singly, and the nodes of a row are found again through a
+small hash table. Where weights do not telescope (signed weights, no normalisation), every walker carries its own.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from topomask.ops.sample_walks.reference import HALT, MOVE, GraphTensors, Loads,
 _COUPLINGS = {"iid": 0, "antithetic": 1, "repelling": 2}
 _NORMALIZATIONS = {"row": 0, "sym": 1, "none": 2}
 # Entries that a block of rows may leave at most; bounds the memory that does not end up in the result.
-_ENTRIES_PER_CHUNK = 1 << 23
+_ENTRIES_PER_CHUNK = 1 << 20
 _ROWS_PER_TASK = 32
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
@@ -99,7 +99,7 @@ def _slot(table, slots, visited, num_visited, node):
 
 @njit(error_model="numpy")
 def _walk_counts(graph, start, move, halt, halt_prob, num_walks, max_length, coupling, scratch):
-    """Follow walkers whose weights telescope; returns the numbers of visited nodes and of records (slot, length, walkers)."""
+    """Follow walkers whose weights telescope; returns how many nodes and records (slot, length, walkers) there are."""
     row_ptr, columns, cumulative, degrees, ids, unit_weights = graph
     nodes, counts, next_nodes, next_counts, table, slots, visited, stamp, place, rec_slot, rec_length, rec_total = (
         scratch
@@ -449,7 +449,10 @@ def sample_walks(graph: GraphTensors, start_nodes: Tensor, settings: WalkSetting
     capacity = settings.num_walks * settings.max_length + 1
     rows = max(_ROWS_PER_TASK, _ENTRIES_PER_CHUNK // capacity)
     prepared = _Prepared(graph, settings, head)
-    chunks = [prepared.sample(chunk.numpy(), capacity) for chunk in start_nodes.split(rows) or (start_nodes,)]
+    size = min(rows, len(start_nodes)) * capacity
+    # Every chunk uses the same buffers, whose pages are then in memory already.
+    buffers = (np.empty(size, np.int64), np.empty(size, np.int64), np.empty(size, np.int16), np.empty(size))
+    chunks = [prepared.sample(chunk.numpy(), capacity, buffers) for chunk in start_nodes.split(rows) or (start_nodes,)]
     return Loads(*(torch.from_numpy(np.concatenate(parts)) for parts in zip(*chunks, strict=True)))
 
 
@@ -475,11 +478,9 @@ class _Prepared:
             np.array(divisors),
         )
 
-    def sample(self, starts: np.ndarray, capacity: int) -> tuple[np.ndarray, ...]:
+    def sample(self, starts: np.ndarray, capacity: int, buffers: tuple[np.ndarray, ...]) -> tuple[np.ndarray, ...]:
         """Walks of some rows as (counts, columns, entry_counts, lengths, loads)."""
         counts, pair_counts = np.zeros(len(starts), np.int64), np.zeros(len(starts), np.int64)
-        size = len(starts) * capacity
-        buffers = (np.empty(size, np.int64), np.empty(size, np.int64), np.empty(size, np.int16), np.empty(size))
         _sample_kernel(*self.before, starts, *self.after, capacity, pair_counts, counts, *buffers)
         row_ptr, entry_start = _starts(pair_counts), _starts(counts)
         columns, entry_counts = np.empty(row_ptr[-1], np.int64), np.empty(row_ptr[-1], np.int64)

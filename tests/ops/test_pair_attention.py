@@ -1,0 +1,80 @@
+"""The compiled kernel against the reference, forward and backward."""
+
+import pytest
+import torch
+from torch.autograd import gradcheck
+from torch.library import opcheck
+
+import topomask as tm
+from registry import MASKS, ragged_graph, star_graph, walk_mask
+from topomask.ops.pair_attention import _pair_attention, numba, pair_attention, reference
+
+CASES = {
+    "ragged": lambda: walk_mask(ragged_graph(), num_heads=2),
+    "star": lambda: walk_mask(star_graph(40), max_length=2),
+    "grid": lambda: walk_mask(tm.grid_graph(9, 7)),
+    "one node": lambda: walk_mask(tm.path_graph(1)),
+    "rectangular": MASKS["selected_asymmetric"],
+}
+
+
+def arguments(name: str, dtype: torch.dtype, width: int = 5, depth: int = 3, own: bool = True, batch: int = 2):
+    torch.manual_seed(0)
+    pattern, values, magnitudes = CASES[name]().entries()
+    rows, columns = pattern.shape
+    q = torch.randn(batch, width, rows, dtype=dtype).mT
+    k, v = torch.randn(batch, columns, width, dtype=dtype), torch.randn(batch, columns, depth, dtype=dtype)
+    weights = magnitudes if own else values.new_empty(0)
+    return pattern, [x.detach().to(dtype) for x in (values, weights, q, k, v)]
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("own", [True, False])
+@pytest.mark.parametrize("absolute", [True, False])
+def test_agrees_with_the_reference(name, dtype, own, absolute):
+    tolerance = {"rtol": 1e-4, "atol": 1e-4} if dtype == torch.float32 else {"rtol": 1e-11, "atol": 1e-11}
+    for width, depth in ((1, 1), (5, 3), (16, 32)):
+        pattern, inputs = arguments(name, dtype, width, depth, own)
+        found = numba.pair_attention(pattern.row_ptr, pattern.columns, *inputs, absolute)
+        expected = reference.pair_attention(pattern.row_ptr, pattern.columns, *inputs, absolute)
+        grads = [torch.randn_like(x) for x in expected]
+        found += numba.pair_attention_backward(*grads, pattern.row_ptr, pattern.columns, *inputs, absolute)
+        expected += reference.pair_attention_backward(*grads, *pattern, *inputs, absolute)
+        for a, b in zip(found, expected, strict=True):
+            torch.testing.assert_close(a, b, **tolerance)
+
+
+@pytest.mark.parametrize("backend", ["auto", "reference"])
+@pytest.mark.parametrize("own", [True, False])
+@pytest.mark.parametrize("absolute", [True, False])
+def test_gradcheck(backend, own, absolute, monkeypatch):
+    monkeypatch.setenv("TOPOMASK_BACKEND", backend)
+    pattern, inputs = arguments("ragged", torch.float64, own=own)
+    inputs = [x.requires_grad_() if x.numel() else x for x in inputs]
+
+    def run(values, magnitudes, q, k, v):
+        return pair_attention(pattern, values, magnitudes if own else None, q, k, v, absolute)
+
+    assert gradcheck(run, inputs, fast_mode=True)
+
+
+def test_opcheck():
+    pattern, inputs = arguments("ragged", torch.float64)
+    opcheck(_pair_attention, (*pattern, *(x.requires_grad_() for x in inputs), True))
+
+
+def test_threads_do_not_matter():
+    pattern, inputs = arguments("grid", torch.float64)
+    grads = [torch.ones_like(x) for x in reference.pair_attention(pattern.row_ptr, pattern.columns, *inputs, True)]
+    before = torch.get_num_threads()
+    try:
+        found = []
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            found.append(numba.pair_attention_backward(*grads, pattern.row_ptr, pattern.columns, *inputs, True))
+    finally:
+        torch.set_num_threads(before)
+    for other in found[1:]:
+        for a, b in zip(other, found[0], strict=True):
+            torch.testing.assert_close(a, b)
