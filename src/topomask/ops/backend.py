@@ -66,7 +66,12 @@ class Kernel:
     def _compile(self, parallel: bool) -> Callable[..., Any]:
         import numba
 
-        options = {"parallel": parallel, "fastmath": self.fastmath, "nogil": True, "error_model": "numpy"}
+        options: dict[str, Any] = {
+            "parallel": parallel,
+            "fastmath": self.fastmath,
+            "nogil": True,
+            "error_model": "numpy",
+        }
         # Numba's cache knows functions by name, not by options: two versions need two names.
         function = types.FunctionType(self.function.__code__, self.function.__globals__)
         function.__qualname__ = f"{self.function.__name__}_{'parallel' if parallel else 'serial'}"
@@ -96,7 +101,7 @@ class Kernel:
         try:
             import numba
 
-            numba.set_num_threads(min(threads, numba.config.NUMBA_NUM_THREADS))
+            numba.set_num_threads(min(threads, numba.config.NUMBA_NUM_THREADS))  # type: ignore[attr-defined]
             return self.parallel(*args)
         finally:
             _pool.release()
