@@ -17,11 +17,11 @@ MAX_PAIRS = 1 << 28
 # Attention weights of all inputs and heads that "auto" is willing to form at a time.
 MAX_DENSE_ENTRIES = 1 << 28
 
-# Nanoseconds, measured for the reference kernels on two cores in float32 by benchmarks/calibrate.py.
-_NS_PAIR_SCORE = 3.5
+# Nanoseconds, measured for the compiled kernels on two cores in float32 by benchmarks/calibrate.py.
+_NS_PAIR_SCORE = 0.12
 _NS_PAIR_SUM = 0.12
-_NS_PAIR_REFRESH = 50.0
-_NS_FEATURE = 0.2
+_NS_PAIR_REFRESH = 1.5
+_NS_FEATURE = 0.15
 _NS_DENSE = 0.02
 _NS_DENSE_ENTRY = 3.5
 

@@ -244,6 +244,38 @@ def test_modulation_choices():
         tm.WalkMask(graph, max_length=2, f=torch.tensor([1.0, -1.0, 1.0]), positive=True)
 
 
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_entries_are_kept_until_something_changes(symmetric):
+    mask = walk_mask(ragged_graph(), num_heads=2, symmetric=symmetric)
+
+    def agrees(mask) -> bool:
+        pattern, values, magnitudes = mask.entries()
+        rows = torch.repeat_interleave(torch.arange(pattern.shape[0]), pattern.row_ptr.diff())
+        for found, expected in ((values, mask), (magnitudes, mask.magnitude())):
+            dense = torch.zeros(pattern.shape, dtype=found.dtype).index_put((rows, pattern.columns), found)
+            if not torch.allclose(dense, torch.block_diag(*expected.to_dense())):
+                return False
+        return True
+
+    with torch.no_grad():
+        assert mask.entries() is mask.entries()
+        for change in (
+            lambda: mask.modulation.weight.mul_(2.0),
+            lambda: mask.resample(9),
+            lambda: mask.float(),
+            lambda: mask.modulation.load_state_dict({"weight": torch.ones(2, 4)}),
+            lambda: setattr(mask.modulation.weight, "data", torch.full((2, 4), 3.0)),
+        ):
+            assert agrees(mask)
+            change()
+            assert agrees(mask)
+        assert agrees(mask.on(tm.grid_graph(3, 3)))
+        assert agrees(mask.magnitude())
+    assert mask.entries().values.requires_grad
+    mask.requires_grad_(False)
+    assert mask.entries() is mask.entries()
+
+
 def test_product_refuses_wrong_shapes():
     mask = walk_mask(ragged_graph(), num_heads=2)
     for shape in ((11, 3), (2, 10, 3), (3, 11, 3)):

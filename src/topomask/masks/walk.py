@@ -170,6 +170,7 @@ class WalkMask(Mask):
             num_walks, max_length, float(halt_prob), coupling, num_heads, normalization, symmetric, shared_walks, seed
         )
         self._is_magnitude = False
+        self._kept: tuple[tuple[Any, ...], Entries] | None = None
         self._bind(graph, features)
         self.modulation = Modulation(num_heads, max_length, f, positive, name="f")
         weight = self.modulation.weight
@@ -243,7 +244,7 @@ class WalkMask(Mask):
         self.num_graphs = graph.num_graphs
         self._groups = torch.tensor(graph.graph_index, device="cpu") if graph.num_graphs > 1 else None
         self._walks = _Walks(query, key if settings.symmetric else None)
-        self._structure = next_structure()
+        self._structure, self._kept = next_structure(), None
 
     def f(self) -> Tensor:
         """The modulation, [H, L + 1]."""
@@ -307,7 +308,18 @@ class WalkMask(Mask):
         return self._walks.pairs()
 
     def entries(self) -> Entries:
-        """The values of M_hat where walks meet."""
+        """The values of M_hat where walks meet; kept while f does not change and no gradient is asked for."""
+        weight = self.modulation.weight
+        if torch.compiler.is_compiling() or weight.is_inference() or (torch.is_grad_enabled() and weight.requires_grad):
+            return self._entries()
+        # The version counter of a tensor goes up whenever it is written to.
+        state = (id(weight), weight.data_ptr(), weight._version, weight.dtype, id(self._walks), self._is_magnitude)
+        if self._kept is None or self._kept[0] != state:
+            with torch.inference_mode(False), torch.no_grad():
+                self._kept = state, self._entries()
+        return self._kept[1]
+
+    def _entries(self) -> Entries:
         values = self._pair_values(self._is_magnitude)
         return Entries(self.pattern(), values, values if self._positive else self._pair_values(absolute=True))
 
@@ -351,7 +363,7 @@ class WalkMask(Mask):
             key = key.rows(key_nodes)
             view.num_keys = key.num_rows
             view._groups = None if self._groups is None else self._groups[key_nodes.to(self._groups.device)]
-        view._walks, view._structure = _Walks(query, key), next_structure()
+        view._walks, view._structure, view._kept = _Walks(query, key), next_structure(), None
         view.num_queries = query.num_rows
         return view
 
@@ -366,7 +378,7 @@ class WalkMask(Mask):
 
     def _move(self, device: torch.device, dtype: torch.dtype) -> None:
         self._walks = self._walks.to(device, dtype)
-        self._structure = next_structure()
+        self._structure, self._kept = next_structure(), None
         self._groups = None if self._groups is None else self._groups.to(device)
 
     def _describe(self) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from functools import cache, cached_property
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -44,6 +45,20 @@ def compiled(*tensors: Tensor) -> bool:
     if os.environ.get("TOPOMASK_BACKEND", "auto") == "reference":
         return False
     return all(tensor.device.type == "cpu" for tensor in tensors) and _has_numba()
+
+
+def arrays(*tensors: Tensor) -> list[np.ndarray]:
+    """The memory of CPU tensors as contiguous NumPy arrays."""
+    return [tensor.detach().contiguous().numpy() for tensor in tensors]
+
+
+def row_blocks(row_ptr: Tensor, most: int = 8) -> np.ndarray:
+    """Rows where blocks of about equally many entries begin: one per thread, ``most`` at most, [blocks + 1]."""
+    ptr = row_ptr.numpy()
+    count = min(torch.get_num_threads(), most)
+    shares = np.linspace(0, ptr[-1], count + 1)[1:-1]
+    inner = np.minimum(np.searchsorted(ptr, shares), len(ptr) - 1)
+    return np.concatenate([[0], inner, [len(ptr) - 1]]).astype(np.int64)
 
 
 class Kernel:

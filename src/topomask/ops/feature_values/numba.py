@@ -7,7 +7,7 @@ import torch
 from numba import prange
 from torch import Tensor
 
-from topomask.ops.backend import Kernel
+from topomask.ops.backend import Kernel, arrays
 
 # Blocks of entries whose sums are kept apart, so that threads do not meet; a fixed number gives fixed sums.
 _NUM_BLOCKS = 64
@@ -39,10 +39,6 @@ def _backward(grad, pair_heads, entry_ptr, lengths, loads, parts):
 _forward_kernel, _backward_kernel = Kernel(_forward), Kernel(_backward)
 
 
-def _arrays(*tensors: Tensor) -> list[np.ndarray]:
-    return [tensor.detach().contiguous().numpy() for tensor in tensors]
-
-
 def _pair_heads(head_ptr: Tensor, entry_ptr: Tensor) -> Tensor:
     """Where the pairs of every head begin, from where its entries begin."""
     return torch.searchsorted(entry_ptr, head_ptr)
@@ -51,7 +47,7 @@ def _pair_heads(head_ptr: Tensor, entry_ptr: Tensor) -> Tensor:
 def feature_values(f: Tensor, head_ptr: Tensor, entry_ptr: Tensor, lengths: Tensor, loads: Tensor) -> Tensor:
     """The sum of f[head, length] * load over the entries of every (node, visited node), [P]."""
     out = loads.new_empty(len(entry_ptr) - 1)
-    _forward_kernel(*_arrays(f, _pair_heads(head_ptr, entry_ptr), entry_ptr, lengths, loads), out.numpy())
+    _forward_kernel(*arrays(f, _pair_heads(head_ptr, entry_ptr), entry_ptr, lengths, loads), out.numpy())
     return out
 
 
@@ -59,6 +55,6 @@ def feature_values_backward(
     grad: Tensor, num_lengths: int, head_ptr: Tensor, entry_ptr: Tensor, lengths: Tensor, loads: Tensor
 ) -> Tensor:
     """The derivative in f, [H, L + 1]."""
-    parts = torch.zeros(_NUM_BLOCKS, len(head_ptr) - 1, num_lengths, dtype=torch.float64)
-    _backward_kernel(*_arrays(grad, _pair_heads(head_ptr, entry_ptr), entry_ptr, lengths, loads), parts.numpy())
+    parts = torch.zeros(_NUM_BLOCKS, len(head_ptr) - 1, num_lengths, dtype=torch.float64, device="cpu")
+    _backward_kernel(*arrays(grad, _pair_heads(head_ptr, entry_ptr), entry_ptr, lengths, loads), parts.numpy())
     return parts.sum(dim=0).to(grad.dtype)

@@ -11,10 +11,7 @@ import torch
 from numba import prange
 from torch import Tensor
 
-from topomask.ops.backend import Kernel
-
-# Copies of the gradients of keys and values that may exist at a time.
-_MAX_BLOCKS = 8
+from topomask.ops.backend import Kernel, arrays, row_blocks
 
 
 def _forward(row_ptr, columns, values, magnitudes, q, k, v, absolute, numerator, denominator):
@@ -141,10 +138,6 @@ def _backward(
 _forward_kernel, _backward_kernel = Kernel(_forward, fastmath=True), Kernel(_backward, fastmath=True)
 
 
-def _arrays(*tensors: Tensor) -> list[np.ndarray]:
-    return [tensor.detach().contiguous().numpy() for tensor in tensors]
-
-
 def pair_attention(
     row_ptr: Tensor,
     columns: Tensor,
@@ -158,7 +151,7 @@ def pair_attention(
     """Numerator [B, R, D] and denominator [B, R]."""
     numerator, denominator = q.new_empty(*q.shape[:2], v.shape[2]), q.new_empty(q.shape[:2])
     _forward_kernel(
-        *_arrays(row_ptr, columns, values, magnitudes, q, k, v), absolute, numerator.numpy(), denominator.numpy()
+        *arrays(row_ptr, columns, values, magnitudes, q, k, v), absolute, numerator.numpy(), denominator.numpy()
     )
     return numerator, denominator
 
@@ -176,20 +169,18 @@ def pair_attention_backward(
     absolute: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients in values, magnitudes, q, k and v."""
-    blocks = min(torch.get_num_threads(), _MAX_BLOCKS)
-    shares = torch.linspace(0, len(columns), blocks + 1).to(row_ptr.dtype)
-    starts = torch.searchsorted(row_ptr, shares[1:-1])
-    starts = torch.cat([starts.new_zeros(1), starts, starts.new_tensor([len(row_ptr) - 1])]).clamp(max=len(row_ptr) - 1)
+    starts = row_blocks(row_ptr)
     grads = [
         torch.zeros_like(values),
         torch.zeros_like(magnitudes),
         torch.zeros_like(q, memory_format=torch.contiguous_format),
     ]
-    parts = [q.new_zeros(blocks, *x.shape) for x in (k, v)]
+    parts = [q.new_zeros(len(starts) - 1, *x.shape) for x in (k, v)]
     _backward_kernel(
-        *_arrays(row_ptr, columns, values, magnitudes, q, k, v),
+        *arrays(row_ptr, columns, values, magnitudes, q, k, v),
         absolute,
-        *_arrays(grad_numerator, grad_denominator, starts),
+        *arrays(grad_numerator, grad_denominator),
+        starts,
         *(grad.numpy() for grad in grads),
         *(part.numpy() for part in parts),
     )

@@ -12,10 +12,7 @@ from numba import prange
 from torch import Tensor
 
 from topomask.ops import segments
-from topomask.ops.backend import Kernel
-
-# Scratch rows, and copies of the gradient of the keys, that may exist at a time.
-_MAX_BLOCKS = 8
+from topomask.ops.backend import Kernel, arrays, row_blocks
 
 
 def _count(query_row_ptr, query_columns, key_column_ptr, key_rows, num_keys, starts, counts):
@@ -112,32 +109,19 @@ _count_kernel, _fill_kernel = Kernel(_count), Kernel(_fill)
 _values_kernel, _backward_kernel = Kernel(_values, fastmath=True), Kernel(_backward, fastmath=True)
 
 
-def _blocks(query_row_ptr: Tensor) -> Tensor:
-    """Rows where blocks of about equally many entries begin."""
-    rows = len(query_row_ptr) - 1
-    count = min(torch.get_num_threads(), _MAX_BLOCKS)
-    shares = torch.linspace(0, int(query_row_ptr[-1]), count + 1).to(query_row_ptr.dtype)
-    inner = torch.searchsorted(query_row_ptr, shares[1:-1]).clamp(max=rows)
-    return torch.cat([inner.new_zeros(1), inner, inner.new_tensor([rows])])
-
-
-def _arrays(*tensors: Tensor) -> list[np.ndarray]:
-    return [tensor.detach().contiguous().numpy() for tensor in tensors]
-
-
 def pair_pattern(
     query_row_ptr: Tensor, query_columns: Tensor, key_column_ptr: Tensor, key_rows: Tensor, num_keys: int
 ) -> tuple[Tensor, Tensor]:
     """Row pointers and ascending columns of the product."""
     inputs = (
-        *_arrays(query_row_ptr, query_columns, key_column_ptr, key_rows),
+        *arrays(query_row_ptr, query_columns, key_column_ptr, key_rows),
         num_keys,
-        _blocks(query_row_ptr).numpy(),
+        row_blocks(query_row_ptr),
     )
-    counts = torch.zeros(len(query_row_ptr) - 1, dtype=torch.int64)
+    counts = torch.zeros(len(query_row_ptr) - 1, dtype=torch.int64, device="cpu")
     _count_kernel(*inputs, counts.numpy())
     row_ptr = segments.pointers(counts)
-    columns = torch.empty(int(row_ptr[-1]), dtype=torch.int64)
+    columns = torch.empty(int(row_ptr[-1]), dtype=torch.int64, device="cpu")
     _fill_kernel(*inputs, row_ptr.numpy(), columns.numpy())
     return row_ptr, columns
 
@@ -156,9 +140,10 @@ def pair_values(
     """Values of the product on its pattern, [P]; ``key_values`` come in column order."""
     out = query_values.new_empty(len(columns))
     _values_kernel(
-        *_arrays(row_ptr, columns, query_row_ptr, query_columns, key_column_ptr, key_rows),
+        *arrays(row_ptr, columns, query_row_ptr, query_columns, key_column_ptr, key_rows),
         num_keys,
-        *_arrays(query_values, key_values, _blocks(query_row_ptr)),
+        *arrays(query_values, key_values),
+        row_blocks(query_row_ptr),
         out.numpy(),
     )
     return out
@@ -177,13 +162,14 @@ def pair_values_backward(
     key_values: Tensor,
 ) -> tuple[Tensor, Tensor]:
     """Derivatives in the values of queries and of keys (in column order)."""
-    starts = _blocks(query_row_ptr)
+    starts = row_blocks(query_row_ptr)
     grad_query = torch.empty_like(query_values, memory_format=torch.contiguous_format)
     parts_key = key_values.new_zeros(len(starts) - 1, len(key_values))
     _backward_kernel(
-        *_arrays(grad, row_ptr, columns, query_row_ptr, query_columns, key_column_ptr, key_rows),
+        *arrays(grad, row_ptr, columns, query_row_ptr, query_columns, key_column_ptr, key_rows),
         num_keys,
-        *_arrays(query_values, key_values, starts),
+        *arrays(query_values, key_values),
+        starts,
         grad_query.numpy(),
         parts_key.numpy(),
     )
