@@ -1,5 +1,7 @@
 """The compiled kernel against the reference, forward and backward."""
 
+import gc
+
 import pytest
 import torch
 from torch.autograd import gradcheck
@@ -7,7 +9,7 @@ from torch.library import opcheck
 
 import topomask as tm
 from registry import MASKS, ragged_graph, star_graph, walk_mask
-from topomask.ops.pair_attention import _pair_attention, numba, pair_attention, reference
+from topomask.ops.pair_attention import _pair_attention, numba, pair_attention, reference, tiles
 
 CASES = {
     "ragged": lambda: walk_mask(ragged_graph(), num_heads=2),
@@ -57,6 +59,35 @@ def test_gradcheck(backend, own, absolute, monkeypatch):
         return pair_attention(pattern, values, magnitudes if own else None, q, k, v, absolute)
 
     assert gradcheck(run, inputs, fast_mode=True)
+
+
+@pytest.mark.parametrize("name", ["ragged", "grid", "star", "rectangular"])
+@pytest.mark.parametrize("own", [True, False])
+@pytest.mark.parametrize("widths", [(16, 16), (48, 32)])
+def test_tiles_agree_with_the_reference(name, own, widths, monkeypatch):
+    """Also where rows have little in common, which would go row by row otherwise, and with rows left over."""
+    monkeypatch.setattr(tiles, "_MIN_DENSITY", 0.0)
+    pattern, inputs = arguments(name, torch.float32, *widths, own)
+    layout = tiles.layout(pattern.row_ptr, pattern.columns)
+    assert layout is not None
+    assert layout.num_rows == pattern.shape[0] // 4 * 4
+    found = numba.pair_attention(pattern.row_ptr, pattern.columns, *inputs, False)
+    fine = [x.double() for x in inputs]
+    expected = reference.pair_attention(pattern.row_ptr, pattern.columns, *fine, False)
+    grads = [torch.randn_like(x) for x in found]
+    found += numba.pair_attention_backward(*grads, pattern.row_ptr, pattern.columns, *inputs, False)
+    expected += reference.pair_attention_backward(*(g.double() for g in grads), *pattern, *fine, False)
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a.double(), b, rtol=2e-4, atol=2e-4 * float(b.abs().max()) if b.numel() else 0.0)
+
+
+def test_layouts_are_kept_as_long_as_their_pattern():
+    pattern, _ = arguments("grid", torch.float32)
+    assert tiles.layout(pattern.row_ptr, pattern.columns) is tiles.layout(pattern.row_ptr, pattern.columns)
+    count = len(tiles._layouts)
+    del pattern
+    gc.collect()
+    assert len(tiles._layouts) < count
 
 
 def test_opcheck():

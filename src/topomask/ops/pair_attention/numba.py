@@ -12,15 +12,17 @@ from numba import prange
 from torch import Tensor
 
 from topomask.ops.backend import Kernel, arrays, row_blocks
+from topomask.ops.pair_attention import tiles as _tiles
 
 
-def _forward(row_ptr, columns, values, magnitudes, q, k, v, absolute, numerator, denominator):
-    """Numerator [B, R, D] and denominator [B, R]; ``magnitudes`` is empty where it equals ``values``."""
+def _forward(row_ptr, columns, values, magnitudes, q, k, v, absolute, first_row, numerator, denominator):
+    """Numerator [B, R, D] and denominator [B, R] from ``first_row`` on; ``magnitudes`` is empty for ``values``."""
     batch, rows, width = q.shape
+    rows -= first_row
     depth = v.shape[2]
     own = magnitudes.shape[0] > 0
     for task in prange(batch * rows):
-        b, i = task // rows, task % rows
+        b, i = task // rows, first_row + task % rows
         zero = q.dtype.type(0)
         total = zero
         out = numerator[b, i]
@@ -149,10 +151,15 @@ def pair_attention(
     absolute: bool,
 ) -> tuple[Tensor, Tensor]:
     """Numerator [B, R, D] and denominator [B, R]."""
-    numerator, denominator = q.new_empty(*q.shape[:2], v.shape[2]), q.new_empty(q.shape[:2])
-    _forward_kernel(
-        *arrays(row_ptr, columns, values, magnitudes, q, k, v), absolute, numerator.numpy(), denominator.numpy()
-    )
+    numerator, denominator = q.new_zeros(*q.shape[:2], v.shape[2]), q.new_empty(q.shape[:2])
+    tiles = None if absolute or not _tiles.fits(q, v) else _tiles.layout(row_ptr, columns)
+    first_row = 0 if tiles is None else tiles.num_rows
+    if tiles is not None:
+        _tiles.forward(tiles, values, magnitudes, q, k, v, numerator, denominator)
+    if first_row < q.shape[1]:
+        _forward_kernel(
+            *arrays(row_ptr, columns, values, magnitudes, q, k, v), absolute, first_row, *arrays(numerator, denominator)
+        )
     return numerator, denominator
 
 
@@ -169,19 +176,19 @@ def pair_attention_backward(
     absolute: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients in values, magnitudes, q, k and v."""
-    starts = row_blocks(row_ptr)
-    grads = [
-        torch.zeros_like(values),
-        torch.zeros_like(magnitudes),
-        torch.zeros_like(q, memory_format=torch.contiguous_format),
-    ]
+    tiles = None if absolute or not _tiles.fits(q, v) else _tiles.layout(row_ptr, columns)
+    first_row = 0 if tiles is None else tiles.num_rows
+    starts = np.maximum(row_blocks(row_ptr), first_row)
+    grads = [torch.zeros_like(x, memory_format=torch.contiguous_format) for x in (values, magnitudes, q)]
     parts = [q.new_zeros(len(starts) - 1, *x.shape) for x in (k, v)]
-    _backward_kernel(
-        *arrays(row_ptr, columns, values, magnitudes, q, k, v),
-        absolute,
-        *arrays(grad_numerator, grad_denominator),
-        starts,
-        *(grad.numpy() for grad in grads),
-        *(part.numpy() for part in parts),
-    )
+    if tiles is not None:
+        _tiles.backward(tiles, values, magnitudes, q, k, v, grad_numerator, grad_denominator, *grads, *parts)
+    if first_row < q.shape[1]:
+        _backward_kernel(
+            *arrays(row_ptr, columns, values, magnitudes, q, k, v),
+            absolute,
+            *arrays(grad_numerator, grad_denominator),
+            starts,
+            *arrays(*grads, *parts),
+        )
     return grads[0], grads[1], grads[2], parts[0].sum(dim=0), parts[1].sum(dim=0)
