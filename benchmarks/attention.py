@@ -40,7 +40,9 @@ def linear_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 def torch_sparse(mask: tm.WalkMask, q: Tensor, k: Tensor, v: Tensor, dtype: torch.dtype, chunk: int) -> Tensor:
     """Algorithm 1 of the paper with torch.sparse: products of sparse features with phi(k) x [v, 1], chunk by chunk."""
-    query, key = mask.features
+    features = mask.features
+    assert isinstance(features, tuple)
+    query, key = features
     f, size = mask.f().detach(), (q.shape[-2], q.shape[-2])
     phi = torch.sparse_csr_tensor(query.row_ptr.to(dtype), query.columns.to(dtype), query.values(f), size)
     transposed = key.transposed_pattern

@@ -26,6 +26,10 @@ Normalizer = Literal["absolute", "signed", "none"]
 _MAX_EXPONENT = 60.0
 
 
+# Features between its inverse and this can be multiplied and added up in float32 without a scale.
+_NEAR_ONE = 2.0**24
+
+
 class _Inputs(NamedTuple):
     """Checked inputs in at least float32, with one head axis: [B, H, N, D]."""
 
@@ -263,9 +267,18 @@ def _features(
     if inputs.is_key is not None:
         phi_k = phi_k.masked_fill(~inputs.is_key, 0.0)
     if rescale:
-        phi_q = phi_q * _inverse_power_of_two(phi_q.detach().abs().amax(dim=-1, keepdim=True))
-        phi_k = phi_k * _inverse_power_of_two(_amax_per_graph(phi_k.detach().abs(), groups))
+        phi_q = _rescale(phi_q, phi_q.detach().abs().amax(dim=-1, keepdim=True))
+        phi_k = _rescale(phi_k, _amax_per_graph(phi_k.detach().abs(), groups))
     return phi_q, phi_k
+
+
+def _rescale(phi: Tensor, largest: Tensor) -> Tensor:
+    """Features times a power of two that brings their largest near 1; as they are where they are near enough."""
+    if phi.device.type == "cpu" and not torch.compiler.is_compiling():
+        extreme = (largest > _NEAR_ONE) | ((largest < 1.0 / _NEAR_ONE) & (largest > 0))
+        if not bool(extreme.any()):
+            return phi
+    return phi * _inverse_power_of_two(largest)
 
 
 def _apply(phi: Callable[[Tensor], Tensor], x: Tensor, dtype: torch.dtype) -> Tensor:

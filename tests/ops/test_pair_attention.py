@@ -81,6 +81,19 @@ def test_tiles_agree_with_the_reference(name, own, widths, monkeypatch):
         torch.testing.assert_close(a.double(), b, rtol=2e-4, atol=2e-4 * float(b.abs().max()) if b.numel() else 0.0)
 
 
+def test_packed_weights_follow_their_values():
+    pattern, (values, *_) = arguments("grid", torch.float32)
+    layout = tiles.layout(pattern.row_ptr, pattern.columns)
+    packed = tiles.pack(layout, values)
+    assert tiles.pack(layout, values) is packed
+    values.mul_(2.0)
+    torch.testing.assert_close(tiles.pack(layout, values), 2.0 * packed)
+    count = len(tiles._packed)
+    del values, _
+    gc.collect()
+    assert len(tiles._packed) < count
+
+
 def test_layouts_are_kept_as_long_as_their_pattern():
     pattern, _ = arguments("grid", torch.float32)
     assert tiles.layout(pattern.row_ptr, pattern.columns) is tiles.layout(pattern.row_ptr, pattern.columns)

@@ -199,7 +199,7 @@ def _unpack(slots, packed, values):
 
 
 def _forward(starts, keys, weights, sizes, q, k, v, numerator, denominator):
-    """Numerator, which must be zero before, and denominator, of the rows in tiles; ``sizes`` is empty for ``weights``."""
+    """Numerator, zero before, and denominator of the rows in tiles; ``sizes`` is empty where it equals ``weights``."""
     batch, rows, width = q.shape
     num_keys, depth = v.shape[1], v.shape[2]
     num_tiles = starts.shape[0] - 1
@@ -387,17 +387,18 @@ class Tiles(NamedTuple):
     num_rows: int  # rows in full tiles
     starts: Tensor  # [tiles + 1], where the blocks of a tile begin
     keys: Tensor  # [4 * blocks], int32
-    slots: Tensor  # [entries of those rows], int64
+    slots: Tensor  # [entries of those rows], int32 where it fits
 
 
 _layouts: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+_packed: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
 
 def layout(row_ptr: Tensor, columns: Tensor) -> Tiles | None:
     """The layout of a pattern, kept as long as the pattern is; None where rows have too little in common."""
     if columns not in _layouts:
         _layouts[columns] = _make_layout(row_ptr, columns)
-    return _layouts[columns]  # type: ignore[no-any-return]
+    return _layouts[columns]
 
 
 def _make_layout(row_ptr: Tensor, columns: Tensor) -> Tiles | None:
@@ -411,7 +412,8 @@ def _make_layout(row_ptr: Tensor, columns: Tensor) -> Tiles | None:
     entries = int(row_ptr[num_tiles * _TILE])
     if entries < _MIN_DENSITY * 16 * starts[-1] or not entries:
         return None
-    keys, slots = np.zeros(4 * starts[-1], np.int32), np.empty(entries, np.int64)
+    slot_type = np.int32 if 16 * starts[-1] < 2**31 else np.int64
+    keys, slots = np.zeros(4 * starts[-1], np.int32), np.empty(entries, slot_type)
     _fill_kernel(*pattern, starts, keys, slots)
     return Tiles(num_tiles * _TILE, *(torch.from_numpy(x) for x in (starts, keys, slots)))
 
@@ -423,12 +425,16 @@ def fits(q: Tensor, v: Tensor) -> bool:
 
 
 def pack(tiles: Tiles, values: Tensor) -> Tensor:
-    """Weights in the order of blocks; an empty tensor stays empty."""
+    """Weights in the order of blocks, kept while the values live unchanged; an empty tensor stays empty."""
     if not len(values):
         return values
-    packed = values.new_zeros(16 * len(tiles.keys) // _TILE)
-    _pack_kernel(*arrays(tiles.slots, values, packed))
-    return packed
+    version = None if values.is_inference() else values._version
+    kept = _packed.get(values)
+    if kept is None or kept[0] != version or kept[1] is not tiles.slots:
+        packed = values.new_zeros(16 * len(tiles.keys) // _TILE)
+        _pack_kernel(*arrays(tiles.slots, values, packed))
+        kept = _packed[values] = version, tiles.slots, packed
+    return kept[2]
 
 
 def forward(
