@@ -35,7 +35,7 @@ def main() -> None:
         over_features = seconds(lambda: tm.masked_attention(q, k, v, mask, strategy="features"))
         dense = tm.DenseMask(mask.to_dense())
         over_dense = seconds(lambda: tm.masked_attention(q, k, v, dense, strategy="dense"))
-        refresh = seconds(lambda: both.entries())
+        refresh = seconds(both._entries)
     found = {
         "pair (per pair and unit of width, score and sum)": over_pairs / (pairs * 2 * WIDTH),
         "refresh (per pair of walks that meet)": refresh / both.num_pairs_bound / 2,
