@@ -267,7 +267,9 @@ def test_evaluating_in_inference_mode_first_does_not_spoil_training(strategy):
     ):
         with torch.inference_mode():
             attend(q, k, v, mask, **options)
-        attend(q.clone().requires_grad_(), k, v, mask, **options).sum().backward()
+        leaf = q.clone().requires_grad_()
+        attend(leaf, k, v, mask, **options).sum().backward()
+        assert leaf.grad.isfinite().all()
 
 
 def test_the_scale_of_the_mask_cancels_in_softmax_attention():

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from topomask import feature_maps
-from topomask.graph import check_nodes
+from topomask.graph_input import check_nodes
 from topomask.masks import Mask
 from topomask.ops import segments
 from topomask.ops.pair_attention import pair_attention

@@ -13,7 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from topomask.graph import Graph, Normalization, check_nodes
+from topomask.graph import Graph, Normalization
+from topomask.graph_input import check_nodes
 from topomask.ops import segments
 from topomask.ops.feature_values import feature_values
 from topomask.ops.sample_walks import Loads, WalkSettings, sample_walks

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, fields
-from functools import cached_property
+from dataclasses import asdict, fields
 from typing import Any, Self
 
 import torch
@@ -13,93 +12,13 @@ from torch import Tensor
 
 from topomask import theory
 from topomask.graph import Graph, Normalization
-from topomask.masks.base import MAX_PAIRS_PER_QUERY, Entries, Mask, next_structure, sparse_multiply
+from topomask.masks.base import Entries, Mask, next_structure, sparse_multiply
+from topomask.masks.bound_walks import BoundWalks, Features, WalkRecipe, check_features
 from topomask.masks.selected import SelectedMask
 from topomask.modulation import Modulation
-from topomask.ops.pair_values import count_triples, estimate_pairs, pair_pattern, pair_values
+from topomask.ops.pair_values import pair_values
 from topomask.ops.sparse_product import Pattern
-from topomask.walks import SAMPLER_VERSION, Coupling, WalkFeatures, sample_features
-
-Features = WalkFeatures | tuple[WalkFeatures, WalkFeatures]
-
-
-@dataclass(frozen=True)
-class _Settings:
-    """All that decides the walks, apart from the graph."""
-
-    num_walks: int
-    max_length: int
-    halt_prob: float
-    coupling: Coupling
-    num_heads: int
-    normalization: Normalization | None
-    symmetric: bool
-    shared_walks: bool
-    seed: int
-
-    def sample(self, graph: Graph) -> Features:
-        """Walks of queries and keys; one set where keys have none of their own."""
-        walks = {
-            name: getattr(self, name) for name in ("num_walks", "max_length", "halt_prob", "coupling", "num_heads")
-        }
-        walks |= {"seed": self.seed, "normalization": self.normalization}
-        query = sample_features(graph, **walks, ensemble="query")
-        if not self.symmetric or self.shared_walks:
-            return query
-        return query, sample_features(graph, **walks, ensemble="key")
-
-
-@dataclass(frozen=True, eq=False)
-class _Walks:
-    """Features of queries and keys, and the pattern of their product, which is computed once."""
-
-    query: WalkFeatures
-    key: WalkFeatures | None
-
-    # Pairs of walks that meet, and about how many entries they make.
-    num_triples: int = field(init=False)
-    num_pairs: int = field(init=False)
-
-    def __post_init__(self) -> None:
-        # Now rather than at first use, which may be inside torch.compile.
-        for features in {self.query, self.query if self.key is None else self.key}:
-            features.prepare()
-        bound = pairs = self.query.num_nonzeros
-        if self.key is not None:
-            bound = pairs = count_triples(self.query.pattern, self.key.pattern)
-            if bound <= MAX_PAIRS_PER_QUERY * self.query.num_rows * self.query.num_heads:
-                pairs = estimate_pairs(self.query.pattern, self.key.pattern)
-        object.__setattr__(self, "num_triples", bound)
-        object.__setattr__(self, "num_pairs", pairs)
-
-    @property
-    def loads(self) -> Tensor:
-        return self.query.loads
-
-    @property
-    def signed(self) -> bool:
-        return self.query.signed or (self.key is not None and self.key.signed)
-
-    @cached_property
-    def _product_pattern(self) -> Pattern:
-        assert self.key is not None
-        with torch.inference_mode(False):
-            return pair_pattern(self.query.pattern, self.key.pattern)
-
-    def pairs(self) -> Pattern:
-        """The pattern of M_hat, computed once."""
-        return self.query.pattern if self.key is None else _constant_pattern(self)
-
-    def to(self, device: torch.device, dtype: torch.dtype) -> _Walks:
-        query = self.query.to(device, dtype)
-        key = query if self.key is self.query else None if self.key is None else self.key.to(device, dtype)
-        return self if query is self.query and key is self.key else _Walks(query, key)
-
-
-@torch.compiler.assume_constant_result
-def _constant_pattern(walks: _Walks) -> Pattern:
-    """Walks are frozen, so the compiler need not look into how their pattern comes about."""
-    return walks._product_pattern
+from topomask.walks import SAMPLER_VERSION, Coupling, WalkFeatures
 
 
 class WalkMask(Mask):
@@ -138,7 +57,7 @@ class WalkMask(Mask):
     """
 
     graph: Graph
-    _walks: _Walks
+    _walks: BoundWalks
     _groups: Tensor | None
 
     def __init__(
@@ -166,7 +85,7 @@ class WalkMask(Mask):
             seed = int(torch.randint(2**62, (), device="cpu"))
         self.num_heads = num_heads
         self.save_walks = save_walks
-        self._settings = _Settings(
+        self._settings = WalkRecipe(
             num_walks, max_length, float(halt_prob), coupling, num_heads, normalization, symmetric, shared_walks, seed
         )
         self._is_magnitude = False
@@ -201,7 +120,7 @@ class WalkMask(Mask):
     def resample(self, seed: int) -> None:
         """Draw new walks on the same graph."""
         loads = self._walks.loads
-        settings = _Settings(**(asdict(self._settings) | {"seed": seed}))
+        settings = WalkRecipe(**(asdict(self._settings) | {"seed": seed}))
         features = settings.sample(self.graph)
         self._settings = settings
         self._bind(self.graph, features)
@@ -238,12 +157,12 @@ class WalkMask(Mask):
             )
         query, key = features if isinstance(features, tuple) else (features, features)
         for part in (query, key):
-            _check_features(part, graph, settings, normalization)
+            check_features(part, graph, settings, normalization)
         self.graph = graph
         self.num_queries = self.num_keys = graph.num_nodes
         self.num_graphs = graph.num_graphs
         self._groups = torch.tensor(graph.graph_index, device="cpu") if graph.num_graphs > 1 else None
-        self._walks = _Walks(query, key if settings.symmetric else None)
+        self._walks = BoundWalks(query, key if settings.symmetric else None)
         self._structure, self._kept = next_structure(), None
 
     def f(self) -> Tensor:
@@ -363,7 +282,7 @@ class WalkMask(Mask):
             key = key.rows(key_nodes)
             view.num_keys = key.num_rows
             view._groups = None if self._groups is None else self._groups[key_nodes.to(self._groups.device)]
-        view._walks, view._structure, view._kept = _Walks(query, key), next_structure(), None
+        view._walks, view._structure, view._kept = BoundWalks(query, key), next_structure(), None
         view.num_queries = query.num_rows
         return view
 
@@ -431,12 +350,12 @@ class WalkMask(Mask):
             raise ValueError(
                 f"The description of the walks cannot be read ({error}). Load an intact checkpoint."
             ) from None
-        names = {field.name for field in fields(_Settings)} | {"graph", "walks", "sampler_version"}
+        names = {field.name for field in fields(WalkRecipe)} | {"graph", "walks", "sampler_version"}
         if not isinstance(described, dict) or set(described) != names:
             raise ValueError("The description of the walks is not complete. Load an intact checkpoint.")
         wanted_graph, wanted_walks = described.pop("graph"), described.pop("walks")
         version = described.pop("sampler_version")
-        settings = _Settings(**described)
+        settings = WalkRecipe(**described)
         if settings.symmetric != self.symmetric:
             raise ValueError(f"The checkpoint has symmetric={settings.symmetric}. Build the mask with the same.")
         if (settings.num_heads, settings.max_length) != (self._settings.num_heads, self._settings.max_length):
@@ -483,15 +402,4 @@ class WalkMask(Mask):
         return (
             f"{self.graph}, num_walks={s.num_walks}, max_length={s.max_length}, num_heads={s.num_heads}, "
             f"coupling={s.coupling!r}, symmetric={s.symmetric}, seed={s.seed}"
-        )
-
-
-def _check_features(features: WalkFeatures, graph: Graph, settings: _Settings, normalization: Normalization) -> None:
-    found = (features.num_rows, features.num_columns, features.num_heads, features.max_length, features.normalization)
-    expected = (graph.num_nodes, graph.num_nodes, settings.num_heads, settings.max_length, normalization)
-    if found != expected:
-        raise ValueError(
-            f"`features` must have (num_rows, num_columns, num_heads, max_length, normalization) = {expected}, but has "
-            f"{found}. "
-            "Sample them on the same graph with the same settings, as mask.sample(graph) does."
         )
