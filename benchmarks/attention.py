@@ -127,7 +127,7 @@ def _report(times: dict[str, list[float]]) -> None:
             "ours, forward + backward, f learnt, batch 1"
         ]
         / medians[one],
-        "asymmetric / unmasked, forward + backward, batch 1 (bar: at most 5)": medians[
+        "asymmetric, error not matched / unmasked, forward + backward, batch 1 (bar: at most 5)": medians[
             "asymmetric, forward + backward, f learnt, batch 1"
         ]
         / medians[one],

@@ -17,7 +17,7 @@ MAX_PAIRS = 1 << 28
 # Attention weights of all inputs and heads that "auto" is willing to form at a time.
 MAX_DENSE_ENTRIES = 1 << 28
 
-# Nanoseconds, measured for the compiled kernels on two cores in float32 by benchmarks/calibrate.py.
+# Nanoseconds, set by hand near what benchmarks/calibrate.py prints for the compiled kernels on two cores in float32.
 _NS_PAIR_SCORE = 0.12
 _NS_PAIR_SUM = 0.12
 _NS_PAIR_REFRESH = 1.5

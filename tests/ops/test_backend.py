@@ -108,5 +108,11 @@ def test_without_numba(expected):
     assert run(script) == expected
 
 
+def test_unknown_backends_are_refused(monkeypatch):
+    monkeypatch.setenv("TOPOMASK_BACKEND", "fast")
+    with pytest.raises(ValueError, match="'fast'"):
+        tm.sample_features(tm.path_graph(3))
+
+
 def test_switched_off(expected):
     assert run("import sys; print(work()); assert 'numba' not in sys.modules", TOPOMASK_BACKEND="reference") == expected

@@ -42,7 +42,10 @@ def _has_numba() -> bool:
 
 def compiled(*tensors: Tensor) -> bool:
     """Whether compiled kernels can take these tensors: all on the CPU, Numba installed and not switched off."""
-    if os.environ.get("TOPOMASK_BACKEND", "auto") == "reference":
+    backend = os.environ.get("TOPOMASK_BACKEND", "auto")
+    if backend not in ("auto", "reference"):
+        raise ValueError(f"TOPOMASK_BACKEND must be 'auto' or 'reference', but is {backend!r}.")
+    if backend == "reference":
         return False
     return all(tensor.device.type == "cpu" for tensor in tensors) and _has_numba()
 
