@@ -13,18 +13,15 @@ from torch.nn import functional as F
 from topomask import feature_maps
 from topomask.graph_input import check_nodes
 from topomask.masks import Mask
-from topomask.ops import segments
-from topomask.ops.pair_attention import pair_attention
-from topomask.ops.sparse_product import sddmm, spmm
+from topomask.ops.pair_attention import reference as pairs
+from topomask.ops.row_extremes import any_extreme
 from topomask.planning import Plan, Strategy, plan_attention
 
 FeatureMap = str | Callable[[Tensor], Tensor]
 Normalizer = Literal["absolute", "signed", "none"]
 
-# Largest exponent of a score above the row's weighted maximum: where an entry is 0 but may be learnt, its score still
-# counts in the gradient, and sums of such powers must stay finite in float32.
+# Largest exponent of a score above the row's weighted maximum, as in `topomask/ops/pair_attention/reference.py`.
 _MAX_EXPONENT = 60.0
-
 
 # Features between its inverse and this can be multiplied and added up in float32 without a scale.
 _NEAR_ONE = 2.0**24
@@ -111,8 +108,7 @@ def masked_attention(
         attend = {"pairs": _attend_pairs, "features": _attend_features, "dense": _attend_dense}[plan.strategy]
         nonnegative = feature_maps.is_nonnegative(phi)
         work = _Linear(inputs.mask, phi_q, phi_k, inputs.v, normalizer, nonnegative, dropout_p)
-        numerator, denominator = attend(work)
-        return _restore(_divide(numerator, denominator), q)
+        return _restore(attend(work), q)
 
 
 def masked_softmax_attention(
@@ -169,8 +165,7 @@ def masked_softmax_attention(
         scaled = inputs.q * (1.0 / math.sqrt(q.shape[-1]) if scale is None else scale)
         plan = _plan(inputs, q.shape[-1], strategy, "softmax", dropout_p)
         attend = _softmax_pairs if plan.strategy == "pairs" else _softmax_dense
-        numerator, denominator = attend(inputs._replace(q=scaled), normalizer, dropout_p)
-        return _restore(_divide(numerator, denominator), q)
+        return _restore(attend(inputs._replace(q=scaled), normalizer, dropout_p), q)
 
 
 def _prepare(
@@ -266,19 +261,10 @@ def _features(
     phi_q, phi_k = (_apply(phi, x, dtype) for x in (inputs.q, inputs.k))
     if inputs.is_key is not None:
         phi_k = phi_k.masked_fill(~inputs.is_key, 0.0)
-    if rescale:
-        phi_q = _rescale(phi_q, phi_q.detach().abs().amax(dim=-1, keepdim=True))
-        phi_k = _rescale(phi_k, _amax_per_graph(phi_k.detach().abs(), groups))
+    if rescale and (torch.compiler.is_compiling() or any_extreme(phi_q, _NEAR_ONE) or any_extreme(phi_k, _NEAR_ONE)):
+        phi_q = phi_q * _inverse_power_of_two(phi_q.detach().abs().amax(dim=-1, keepdim=True))
+        phi_k = phi_k * _inverse_power_of_two(_amax_per_graph(phi_k.detach().abs(), groups))
     return phi_q, phi_k
-
-
-def _rescale(phi: Tensor, largest: Tensor) -> Tensor:
-    """Features times a power of two that brings their largest near 1; as they are where they are near enough."""
-    if phi.device.type == "cpu" and not torch.compiler.is_compiling():
-        extreme = (largest > _NEAR_ONE) | ((largest < 1.0 / _NEAR_ONE) & (largest > 0))
-        if not bool(extreme.any()):
-            return phi
-    return phi * _inverse_power_of_two(largest)
 
 
 def _apply(phi: Callable[[Tensor], Tensor], x: Tensor, dtype: torch.dtype) -> Tensor:
@@ -314,149 +300,111 @@ def _inverse_power_of_two(largest: Tensor) -> Tensor:
     return torch.ldexp(torch.ones_like(largest), -exponent)
 
 
-def _attend_features(work: _Linear) -> tuple[Tensor, Tensor | None]:
+def _attend_features(work: _Linear) -> Tensor:
     mask, phi_q, phi_k, v, normalizer = work[:5]
     if normalizer == "none":
-        return mask.attend(phi_q, phi_k, v), None
+        return mask.attend(phi_q, phi_k, v)
     ones = v.new_ones(*v.shape[:-1], 1)
     magnitude = mask.magnitude() if normalizer == "absolute" else mask
     if magnitude is mask and (work.nonnegative or normalizer == "signed"):
         joined = mask.attend(phi_q, phi_k, torch.cat([v, ones], dim=-1))
-        return joined[..., :-1], joined[..., -1:]
-    return mask.attend(phi_q, phi_k, v), magnitude.attend(phi_q.abs(), phi_k.abs(), ones)
+        return _divide(joined[..., :-1], joined[..., -1:])
+    return _divide(mask.attend(phi_q, phi_k, v), magnitude.attend(phi_q.abs(), phi_k.abs(), ones))
 
 
-def _attend_dense(work: _Linear) -> tuple[Tensor, Tensor | None]:
+def _attend_dense(work: _Linear) -> Tensor:
     mask, phi_q, phi_k, v, normalizer = work[:5]
     scores = phi_q @ phi_k.mT
     weights = scores * mask.to_dense().to(scores.dtype)
     numerator = _drop(weights, work.dropout_p) @ v
     if normalizer == "none":
-        return numerator, None
+        return numerator
     if normalizer == "absolute":
         magnitude = mask.magnitude()
         if magnitude is not mask or not work.nonnegative:
             scores = scores if work.nonnegative else phi_q.abs() @ phi_k.abs().mT
             weights = scores * magnitude.to_dense().to(scores.dtype)
-    return numerator, weights.sum(dim=-1, keepdim=True)
+    return _divide(numerator, weights.sum(dim=-1, keepdim=True))
 
 
-def _attend_pairs(work: _Linear) -> tuple[Tensor, Tensor | None]:
-    if work.dropout_p > 0:
-        return _drop_pairs(work)
-    mask, phi_q, phi_k, v, normalizer = work[:5]
+def _attend_pairs(work: _Linear) -> Tensor:
+    absolute = work.normalizer == "absolute"
+    way = _PairAttention(absolute, absolute and not work.nonnegative, work.normalizer != "none", softmax=False)
+    return _over_pairs(work.mask, work.phi_q, work.phi_k, work.v, None, way, work.dropout_p)
+
+
+def _softmax_pairs(inputs: _Inputs, normalizer: str, dropout_p: float) -> Tensor:
+    way = _PairAttention(normalizer == "absolute", absolute=False, normalize=True, softmax=True)
+    return _over_pairs(inputs.mask, inputs.q, inputs.k, inputs.v, inputs.is_key, way, dropout_p)
+
+
+class _PairAttention(NamedTuple):
+    """What is summed over pairs."""
+
+    magnitudes: bool  # whether the normaliser takes the mask's magnitude
+    absolute: bool  # whether it takes absolute features
+    normalize: bool
+    softmax: bool
+
+
+def _over_pairs(
+    mask: Mask, q: Tensor, k: Tensor, v: Tensor, is_key: Tensor | None, way: _PairAttention, dropout_p: float
+) -> Tensor:
+    """Attention over the entries of a mask. Its heads are part of its pattern; heads that share one are more inputs."""
+    batch, heads = q.shape[:2]
+    count = batch * heads // mask.num_heads
+    shape = (*q.shape[:3], v.shape[-1])
+    if not count:
+        return v.new_zeros(shape)
+    q, k, v = (x.reshape(count, mask.num_heads * x.shape[2], x.shape[3]) for x in (q, k, v))
+    if is_key is not None:
+        is_key = is_key[..., 0].expand(batch, heads, -1).reshape(count, -1)
+    if dropout_p == 0:
+        out = mask.attend_pairs(q, k, v, is_key=is_key, **way._asdict())
+    else:
+        out = _drop_pairs(mask, q, k, v, is_key, way, dropout_p)
+    return out.reshape(shape)
+
+
+def _drop_pairs(
+    mask: Mask, q: Tensor, k: Tensor, v: Tensor, is_key: Tensor | None, way: _PairAttention, dropout_p: float
+) -> Tensor:
+    """With dropout the weights of all pairs are formed, for one input after the other."""
     pattern, values, magnitudes = mask.entries()
-    batch, heads = phi_q.shape[:2]
-    count, same = batch * heads // mask.num_heads, magnitudes is values or normalizer != "absolute"
-    flat_q, flat_k, flat_v = (x.reshape(count, mask.num_heads * x.shape[2], x.shape[3]) for x in (phi_q, phi_k, v))
-    own = None if same else magnitudes.to(v.dtype)
-    absolute = normalizer == "absolute" and not work.nonnegative
-    numerator, denominator = pair_attention(pattern, values.to(v.dtype), own, flat_q, flat_k, flat_v, absolute)
-    shape = (batch, heads, mask.num_queries)
-    numerator = numerator.reshape(*shape, v.shape[-1])
-    return numerator, None if normalizer == "none" else denominator.reshape(*shape, 1)
+    values, magnitudes = values.to(v.dtype), (magnitudes if way.magnitudes else values).to(v.dtype)
+    keeps = [None] * len(q) if is_key is None else list(is_key)
+    flags = (way.softmax, way.absolute, way.normalize)
+    results = [
+        pairs.attend(pattern, values, magnitudes, *one, keep, *flags, drop=lambda x: F.dropout(x, dropout_p))[0]
+        for *one, keep in zip(q, k, v, keeps, strict=True)
+    ]
+    return torch.stack(results)
 
 
-def _drop_pairs(work: _Linear) -> tuple[Tensor, Tensor | None]:
-    """With dropout the scores of all pairs are formed, for one input after the other."""
-    pattern, values, magnitudes = work.mask.entries()
-    values, magnitudes = values.to(work.v.dtype), magnitudes.to(work.v.dtype)
-
-    def attend_one(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor | None]:
-        scores = sddmm(pattern, q, k)
-        weights = scores * values
-        numerator = spmm(pattern, _drop(weights, work.dropout_p), v)
-        if work.normalizer == "none":
-            return numerator, None
-        if work.normalizer == "absolute":
-            scores = scores if work.nonnegative else sddmm(pattern, q.abs(), k.abs())
-            weights = scores * magnitudes
-        return numerator, _sum_rows(weights, pattern.row_ptr)
-
-    return _over_batch(attend_one, work.mask, work.phi_q, work.phi_k, work.v)
-
-
-def _softmax_pairs(inputs: _Inputs, normalizer: str, dropout_p: float) -> tuple[Tensor, Tensor | None]:
-    mask = inputs.mask
-    pattern, values, magnitudes = mask.entries()
-    row, num_rows = segments.index(pattern.row_ptr), len(pattern.row_ptr) - 1
-    unit = _row_unit(values.new_zeros(num_rows).scatter_reduce(0, row, magnitudes.detach(), "amax"))[row]
-    values, magnitudes = (values * unit).to(inputs.v.dtype), (magnitudes * unit).to(inputs.v.dtype)
-    log_magnitudes = magnitudes.detach().log()
-
-    def attend_one(q: Tensor, k: Tensor, v: Tensor, is_key: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        scores = sddmm(pattern, q, k)
-        if is_key is not None:
-            scores = scores.masked_fill(~is_key[pattern.columns, 0], -torch.inf)
-        heights = scores.detach() + log_magnitudes
-        shift = heights.new_full((num_rows,), -torch.inf).scatter_reduce(0, row, heights, "amax")
-        powers = (scores - _finite(shift)[row]).clamp(max=_MAX_EXPONENT).exp()
-        numerator = spmm(pattern, _drop(powers * values, dropout_p), v)
-        weights = magnitudes if normalizer == "absolute" else values
-        return numerator, _sum_rows(powers * weights, pattern.row_ptr)
-
-    return _over_batch(attend_one, mask, inputs.q, inputs.k, inputs.v, inputs.is_key)
-
-
-def _softmax_dense(inputs: _Inputs, normalizer: str, dropout_p: float) -> tuple[Tensor, Tensor | None]:
+def _softmax_dense(inputs: _Inputs, normalizer: str, dropout_p: float) -> Tensor:
     scores = inputs.q @ inputs.k.mT
     if inputs.is_key is not None:
         scores = scores.masked_fill(~inputs.is_key.mT, -torch.inf)
     values, magnitudes = inputs.mask.to_dense(), inputs.mask.magnitude().to_dense()
     if not magnitudes.shape[-1]:
-        return inputs.v.new_zeros(*inputs.q.shape[:-1], inputs.v.shape[-1]), None
-    unit = _row_unit(magnitudes.detach().amax(dim=-1, keepdim=True))
+        return inputs.v.new_zeros(*inputs.q.shape[:-1], inputs.v.shape[-1])
+    largest = magnitudes.detach().amax(dim=-1, keepdim=True)
+    # A factor per query that brings its largest entry near 1; it cancels in the quotient.
+    unit = torch.where(largest > 0, 1.0 / largest, 1.0)
     values, magnitudes = (values * unit).to(scores.dtype), (magnitudes * unit).to(scores.dtype)
     shift = (scores.detach() + magnitudes.detach().log()).amax(dim=-1, keepdim=True)
     powers = (scores - _finite(shift)).clamp(max=_MAX_EXPONENT).exp()
     numerator = _drop(powers * values, dropout_p) @ inputs.v
     weights = magnitudes if normalizer == "absolute" else values
-    return numerator, (powers * weights).sum(dim=-1, keepdim=True)
-
-
-def _row_unit(largest: Tensor) -> Tensor:
-    """A factor per query that brings its largest entry near 1; it cancels in the quotient."""
-    return torch.where(largest > 0, 1.0 / largest, 1.0)
-
-
-def _over_batch(attend_one: Callable[..., Any], mask: Mask, *inputs: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """Attend on pairs for one input after the other, so that the scores of one exist at a time.
-
-    Heads of the mask are part of its pattern; heads that share one are further inputs.
-    """
-    q = inputs[0]
-    assert q is not None
-    batch, heads = q.shape[:2]
-    count = batch * heads // mask.num_heads
-
-    def flatten(x: Tensor | None) -> list[Tensor] | list[None]:
-        if x is None:
-            return [None] * count
-        return list(x.expand(batch, heads, -1, -1).reshape(count, mask.num_heads * x.shape[-2], x.shape[-1]))
-
-    v = inputs[2]
-    assert v is not None
-    shape = (batch, heads, mask.num_queries)
-    if not count:
-        return v.new_zeros(*shape, v.shape[-1]), None
-    results = [attend_one(*parts) for parts in zip(*map(flatten, inputs), strict=True)]
-    numerators, denominators = zip(*results, strict=True)
-    numerator = torch.stack(numerators).reshape(*shape, v.shape[-1])
-    return numerator, None if denominators[0] is None else torch.stack(denominators).reshape(*shape, 1)
-
-
-def _sum_rows(values: Tensor, row_ptr: Tensor) -> Tensor:
-    return values.new_zeros(len(row_ptr) - 1).index_add(0, segments.index(row_ptr), values)
+    return _divide(numerator, (powers * weights).sum(dim=-1, keepdim=True))
 
 
 def _drop(weights: Tensor, dropout_p: float) -> Tensor:
     return F.dropout(weights, dropout_p) if dropout_p > 0 else weights
 
 
-def _divide(numerator: Tensor, denominator: Tensor | None) -> Tensor:
+def _divide(numerator: Tensor, denominator: Tensor) -> Tensor:
     """The quotient; 0 with zero gradient where the denominator is 0."""
-    if denominator is None:
-        return numerator
     nothing = denominator == 0
     return (numerator / denominator.masked_fill(nothing, 1.0)).masked_fill(nothing, 0.0)
 

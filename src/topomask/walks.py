@@ -80,14 +80,10 @@ class WalkFeatures:
     def pattern(self) -> Pattern:
         """Where Phi has entries: block-diagonal over heads, [H * R, H * N]."""
         with torch.inference_mode(False):
-            head = segments.index(self.row_ptr[self._head_rows])
-            return make_pattern(self.row_ptr, self.columns + head * self.num_columns, self.num_heads * self.num_columns)
-
-    @cached_property
-    def transposed_pattern(self) -> Pattern:
-        """Where the transpose of Phi has entries; its values are ``values[pattern.order]``."""
-        with torch.inference_mode(False):
-            return self.pattern.transposed
+            columns = self.columns
+            if self.num_heads > 1:
+                columns = columns + segments.index(self.row_ptr[self._head_rows]) * self.num_columns
+            return make_pattern(self.row_ptr, columns, self.num_heads * self.num_columns)
 
     @cached_property
     def head_ptr(self) -> Tensor:
@@ -101,7 +97,7 @@ class WalkFeatures:
 
     def prepare(self) -> None:
         """Compute now what is otherwise computed at first use."""
-        _ = self.transposed_pattern, self.head_ptr, self.signed
+        _ = self.pattern, self.head_ptr, self.signed
 
     def values(self, f: Tensor, *, absolute: bool = False) -> Tensor:
         """The entries of Phi, [P]; differentiable in the modulation ``f``, [L + 1] or [H, L + 1].

@@ -17,7 +17,8 @@ def test_opcheck():
     pattern = query.pattern
     values = torch.randn(query.num_nonzeros, dtype=torch.float64, requires_grad=True)
     x, y = (torch.randn(22, 3, dtype=torch.float64, requires_grad=True) for _ in range(2))
-    opcheck(_spmm, (*pattern, values, x))
+    for transpose in (False, True):
+        opcheck(_spmm, (*pattern, values, x, transpose))
     opcheck(_sddmm, (*pattern, x, y))
     f = torch.randn(2, 4, dtype=torch.float64, requires_grad=True)
     opcheck(_feature_values, (f, query.head_ptr, query.entry_ptr, query.lengths, query.loads))

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from topomask.graph import Graph
+from topomask.ops.pair_attention import pair_attention
 from topomask.ops.sparse_product import Pattern, spmm
 
 # Pairs of walks that may meet, per query and head, before pairs are no longer formed.
@@ -111,6 +112,38 @@ class Mask(nn.Module, ABC):
         """The entries of a sparse mask, on its :meth:`pattern`."""
         raise ValueError(f"{type(self).__name__} has no sparse entries. Use strategy 'features' or 'dense'.")
 
+    def attend_pairs(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        magnitudes: bool,
+        absolute: bool = False,
+        normalize: bool = True,
+        softmax: bool = False,
+        is_key: Tensor | None = None,
+    ) -> Tensor:
+        """Attention over the entries of a sparse mask, heads joined with nodes.
+
+        Args:
+            q: Queries, or their features, [B, H * N_q, M].
+            k: Keys, or their features, [B, H * N_k, M].
+            v: Values, [B, H * N_k, D].
+            magnitudes: Whether the normaliser takes the entries of :meth:`magnitude`, or those of the mask.
+            absolute: Whether it takes absolute features.
+            normalize: Whether there is a normaliser.
+            softmax: Whether to take exponentials of scores.
+            is_key: Which keys count in softmax attention, [B, H * N_k]. Default: all.
+
+        Returns:
+            [B, H * N_q, D].
+        """
+        pattern, values, sizes = self.entries()
+        own = None if sizes is values or not magnitudes else sizes.to(v.dtype)
+        flags = {"softmax": softmax, "absolute": absolute, "normalize": normalize}
+        return pair_attention(pattern, values.to(v.dtype), own, q, k, v, is_key=is_key, **flags)
+
     def product(self) -> Callable[[Tensor], Tensor]:
         """The product as a function, with all that depends on parameters alone computed once."""
         return self.matmul
@@ -186,14 +219,14 @@ class Mask(nn.Module, ABC):
         return f"num_heads={self.num_heads}, num_queries={self.num_queries}, num_keys={self.num_keys}"
 
 
-def sparse_multiply(pattern: Pattern, values: Tensor, x: Tensor, num_heads: int) -> Tensor:
-    """A matrix that is block-diagonal over ``num_heads`` heads times x [..., H, N, C], to [..., H, R, C]."""
+def sparse_multiply(pattern: Pattern, values: Tensor, x: Tensor, num_heads: int, transpose: bool = False) -> Tensor:
+    """A matrix that is block-diagonal over ``num_heads`` heads, or its transpose, times x [..., H, N, C]."""
     first = -2 if num_heads == 1 else -3
     moved = x.movedim(tuple(range(first, -1)), tuple(range(-1 - first)))  # heads and nodes, or nodes, come first
     rest = moved.shape[-1 - first :]
     dtype = torch.promote_types(x.dtype, values.dtype)
-    num_rows, num_columns = len(pattern.row_ptr) - 1, len(pattern.column_ptr) - 1
-    flat = spmm(pattern, values.to(dtype), moved.reshape(num_columns, rest.numel()).to(dtype))
+    num_rows, num_columns = reversed(pattern.shape) if transpose else pattern.shape
+    flat = spmm(pattern, values.to(dtype), moved.reshape(num_columns, rest.numel()).to(dtype), transpose)
     heads = () if num_heads == 1 else (num_heads,)
     out = flat.reshape(*heads, num_rows // num_heads, *rest)
     return out.movedim(tuple(range(-1 - first)), tuple(range(first, -1))).to(x.dtype)

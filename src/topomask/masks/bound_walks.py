@@ -10,6 +10,7 @@ from torch import Tensor
 
 from topomask.graph import Graph, Normalization
 from topomask.masks.base import MAX_PAIRS_PER_QUERY
+from topomask.ops.pair_attention import MIN_ENTRIES_PER_ROW
 from topomask.ops.pair_values import count_triples, estimate_pairs, pair_pattern
 from topomask.ops.sparse_product import Pattern
 from topomask.walks import Coupling, WalkFeatures, sample_features
@@ -65,6 +66,11 @@ class BoundWalks:
                 pairs = estimate_pairs(self.query.pattern, self.key.pattern)
         object.__setattr__(self, "num_triples", bound)
         object.__setattr__(self, "num_pairs", pairs)
+
+    @property
+    def is_tiled(self) -> bool:
+        """Whether queries see enough keys for attention in tiles, which forms M_hat on the way."""
+        return self.num_pairs >= MIN_ENTRIES_PER_ROW * self.query.num_rows * self.query.num_heads
 
     @property
     def loads(self) -> Tensor:

@@ -120,20 +120,20 @@ class PowerSeriesMask(Mask):
         degrees = torch.where(degrees > 0, degrees, 1.0)
         return weights / (degrees[row].sqrt() * degrees[column].sqrt() if normalization == "sym" else degrees[row])
 
-    def _series(self, pattern: Pattern, x: Tensor, values: Tensor) -> Tensor:
+    def _series(self, x: Tensor, values: Tensor, transpose: bool = False) -> Tensor:
         alpha = self.coefficients if self.coefficients.ndim == 2 else self.coefficients[None]
         alpha = alpha.abs() if self._is_magnitude else alpha
         dtype = torch.promote_types(x.dtype, torch.float32)
         alpha, values, x_fine = alpha.to(dtype), values.to(dtype), x.to(dtype)
         out = alpha[:, -1, None, None] * x_fine
         for k in range(alpha.shape[1] - 2, -1, -1):
-            out = sparse_multiply(pattern, values, out, 1) + alpha[:, k, None, None] * x_fine
+            out = sparse_multiply(self._pattern, values, out, 1, transpose) + alpha[:, k, None, None] * x_fine
         return out.to(x.dtype)
 
     def product(self) -> Callable[[Tensor], Tensor]:
         """Multiplication by M with the entries of W computed once."""
         values = self.adjacency_values()
-        return lambda x: self._series(self._pattern, x, values)
+        return lambda x: self._series(x, values)
 
     def matmul(self, x: Tensor) -> Tensor:
         """Horner's rule with W."""
@@ -141,7 +141,7 @@ class PowerSeriesMask(Mask):
 
     def rmatmul(self, x: Tensor) -> Tensor:
         """Horner's rule with W^T."""
-        return self._series(self._pattern.transposed, x, self.adjacency_values()[self._pattern.order])
+        return self._series(x, self.adjacency_values(), transpose=True)
 
     def to_dense(self) -> Tensor:
         """M, [H, N, N]."""

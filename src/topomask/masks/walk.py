@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import asdict, fields
-from typing import Any, Self
+from typing import Any, Self, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -16,9 +16,13 @@ from topomask.masks.base import Entries, Mask, next_structure, sparse_multiply
 from topomask.masks.bound_walks import BoundWalks, Features, WalkRecipe, check_features
 from topomask.masks.selected import SelectedMask
 from topomask.modulation import Modulation
+from topomask.ops.feature_attention import PackedWeights, feature_attention, fits
 from topomask.ops.pair_values import pair_values
 from topomask.ops.sparse_product import Pattern
 from topomask.walks import SAMPLER_VERSION, Coupling, WalkFeatures
+
+_Kept = TypeVar("_Kept")
+_Pair = tuple[Tensor, Tensor]
 
 
 class WalkMask(Mask):
@@ -89,7 +93,7 @@ class WalkMask(Mask):
             num_walks, max_length, float(halt_prob), coupling, num_heads, normalization, symmetric, shared_walks, seed
         )
         self._is_magnitude = False
-        self._kept: tuple[tuple[Any, ...], Entries] | None = None
+        self._kept: dict[str, tuple[tuple[Any, ...], Any]] = {}
         self._bind(graph, features)
         self.modulation = Modulation(num_heads, max_length, f, positive, name="f")
         weight = self.modulation.weight
@@ -163,22 +167,27 @@ class WalkMask(Mask):
         self.num_graphs = graph.num_graphs
         self._groups = torch.tensor(graph.graph_index, device="cpu") if graph.num_graphs > 1 else None
         self._walks = BoundWalks(query, key if settings.symmetric else None)
-        self._structure, self._kept = next_structure(), None
+        self._structure, self._kept = next_structure(), {}
 
     def f(self) -> Tensor:
         """The modulation, [H, L + 1]."""
         return self.modulation().abs() if self._is_magnitude else self.modulation()
 
-    @property
-    def _positive(self) -> bool:
-        return self._is_magnitude or (self.modulation.positive and not self._walks.signed)
+    def _is_positive(self) -> bool:
+        """Whether nothing is negative, so that the mask, with its gradient, is its own magnitude."""
+        if self._is_magnitude or self._walks.signed:
+            return self._is_magnitude
+        if self.modulation.positive or torch.compiler.is_compiling():
+            return self.modulation.positive
+        f = self.modulation().detach()
+        return f.device.type == "cpu" and bool((f > 0).all())
 
     def magnitude(self) -> WalkMask:
         """The same walks with absolute f and absolute loads."""
-        if self._positive:
+        if self._is_positive():
             return self
         view = self._view()
-        view._is_magnitude = True
+        view._is_magnitude, view._kept = True, {}
         return view
 
     def _values(self, absolute: bool) -> tuple[Tensor, Tensor | None]:
@@ -192,13 +201,11 @@ class WalkMask(Mask):
     def product(self) -> Callable[[Tensor], Tensor]:
         """Multiplication by M with the values of the features computed once."""
         query, key = self._values(self._is_magnitude)
-        if self._walks.key is not None and key is not None:
-            key = key[self._walks.key.pattern.order]
         return lambda x: self._multiply(query, key, x)
 
     def _multiply(self, query: Tensor, key: Tensor | None, x: Tensor) -> Tensor:
         if self._walks.key is not None and key is not None:
-            x = sparse_multiply(self._walks.key.transposed_pattern, key, x, self.num_heads)
+            x = sparse_multiply(self._walks.key.pattern, key, x, self.num_heads, transpose=True)
         return sparse_multiply(self._walks.query.pattern, query, x, self.num_heads)
 
     def matmul(self, x: Tensor) -> Tensor:
@@ -208,8 +215,7 @@ class WalkMask(Mask):
     def rmatmul(self, x: Tensor) -> Tensor:
         """Phi_k (Phi_q^T x)."""
         query, key = self._values(self._is_magnitude)
-        features = self._walks.query
-        x = sparse_multiply(features.transposed_pattern, query[features.pattern.order], x, self.num_heads)
+        x = sparse_multiply(self._walks.query.pattern, query, x, self.num_heads, transpose=True)
         if self._walks.key is None or key is None:
             return x
         return sparse_multiply(self._walks.key.pattern, key, x, self.num_heads)
@@ -228,19 +234,61 @@ class WalkMask(Mask):
 
     def entries(self) -> Entries:
         """The values of M_hat where walks meet; kept while f does not change and no gradient is asked for."""
+        return self._keep("entries", self._entries)
+
+    def _keep(self, name: str, make: Callable[[], _Kept]) -> _Kept:
+        """What ``make`` gives, computed again only when f has changed or its gradient is asked for."""
+        if not self._is_frozen():
+            return make()
         weight = self.modulation.weight
-        if torch.compiler.is_compiling() or weight.is_inference() or (torch.is_grad_enabled() and weight.requires_grad):
-            return self._entries()
         # The version counter of a tensor goes up whenever it is written to.
         state = (id(weight), weight.data_ptr(), weight._version, weight.dtype, id(self._walks), self._is_magnitude)
-        if self._kept is None or self._kept[0] != state:
+        if name not in self._kept or self._kept[name][0] != state:
             with torch.inference_mode(False), torch.no_grad():
-                self._kept = state, self._entries()
-        return self._kept[1]
+                self._kept[name] = state, make()
+        return self._kept[name][1]
+
+    def _is_frozen(self) -> bool:
+        weight = self.modulation.weight
+        learns = torch.is_grad_enabled() and weight.requires_grad
+        return not (torch.compiler.is_compiling() or weight.is_inference() or learns)
 
     def _entries(self) -> Entries:
         values = self._pair_values(self._is_magnitude)
-        return Entries(self.pattern(), values, values if self._positive else self._pair_values(absolute=True))
+        return Entries(self.pattern(), values, values if self._is_positive() else self._pair_values(absolute=True))
+
+    def attend_pairs(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        magnitudes: bool,
+        absolute: bool = False,
+        normalize: bool = True,
+        softmax: bool = False,
+        is_key: Tensor | None = None,
+    ) -> Tensor:
+        """Attention over the entries of M_hat, which are formed on the way where that is faster than keeping them."""
+        walks = self._walks
+        if walks.key is None or absolute or not walks.is_tiled or not fits(q, self.modulation.weight, walks.loads):
+            flags = {"absolute": absolute, "normalize": normalize, "softmax": softmax}
+            return super().attend_pairs(q, k, v, magnitudes=magnitudes, is_key=is_key, **flags)
+        patterns = (walks.query.pattern, walks.key.pattern)
+        own = magnitudes and not self._is_positive()
+        packed = None
+        if self._is_frozen():
+            values, sizes = self._keep(f"features {own}", lambda: self._feature_values(own))
+            packed = self._keep(f"packed {own}", lambda: PackedWeights(*patterns, values, sizes))
+        else:
+            values, sizes = self._feature_values(own)
+        return feature_attention(
+            *patterns, values, sizes, q, k, v, packed=packed, is_key=is_key, softmax=softmax, normalize=normalize
+        )
+
+    def _feature_values(self, own: bool) -> tuple[_Pair, _Pair | None]:
+        """Values of the features of queries and keys, and those of their magnitude where they differ."""
+        return cast(_Pair, self._values(self._is_magnitude)), cast(_Pair, self._values(True)) if own else None
 
     def _pair_values(self, absolute: bool) -> Tensor:
         query, key = self._values(absolute)
@@ -282,7 +330,7 @@ class WalkMask(Mask):
             key = key.rows(key_nodes)
             view.num_keys = key.num_rows
             view._groups = None if self._groups is None else self._groups[key_nodes.to(self._groups.device)]
-        view._walks, view._structure, view._kept = BoundWalks(query, key), next_structure(), None
+        view._walks, view._structure, view._kept = BoundWalks(query, key), next_structure(), {}
         view.num_queries = query.num_rows
         return view
 
@@ -297,7 +345,7 @@ class WalkMask(Mask):
 
     def _move(self, device: torch.device, dtype: torch.dtype) -> None:
         self._walks = self._walks.to(device, dtype)
-        self._structure, self._kept = next_structure(), None
+        self._structure, self._kept = next_structure(), {}
         self._groups = None if self._groups is None else self._groups.to(device)
 
     def _describe(self) -> dict[str, Any]:

@@ -55,6 +55,12 @@ def arrays(*tensors: Tensor) -> list[np.ndarray]:
     return [tensor.detach().contiguous().numpy() for tensor in tensors]
 
 
+def in_float32(op: Any) -> None:
+    """Let an op take its floating inputs in float32 under autocast: sums of many terms need it."""
+    for device in ("cpu", "cuda"):
+        op.register_autocast(device, torch.float32)
+
+
 def row_blocks(row_ptr: Tensor, most: int = 8) -> np.ndarray:
     """Rows where blocks of about equally many entries begin: one per thread, ``most`` at most, [blocks + 1]."""
     ptr = row_ptr.numpy()
@@ -74,11 +80,13 @@ class Kernel:
     Args:
         function: A function in the subset of Python that Numba compiles; ``numba.prange`` loops get threads.
         fastmath: Whether sums may be reordered. Never where results must be the same to the last bit.
+        threads: Whether the function has loops that threads can share.
     """
 
-    def __init__(self, function: Callable[..., Any], fastmath: bool = False) -> None:
+    def __init__(self, function: Callable[..., Any], fastmath: bool = False, threads: bool = True) -> None:
         self.function = function
         self.fastmath = fastmath
+        self.threads = threads
         self.__doc__ = function.__doc__
 
     def _compile(self, parallel: bool) -> Callable[..., Any]:
@@ -114,7 +122,7 @@ class Kernel:
     def __call__(self, *args: Any) -> Any:
         """Run with as many threads as torch would use."""
         threads = torch.get_num_threads()
-        if threads == 1 or _forked or not _pool.acquire(blocking=False):
+        if not self.threads or threads == 1 or _forked or not _pool.acquire(blocking=False):
             return self.serial(*args)
         try:
             import numba

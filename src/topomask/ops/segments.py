@@ -11,6 +11,11 @@ def index(ptr: Tensor) -> Tensor:
     return torch.repeat_interleave(torch.arange(len(ptr) - 1, device=ptr.device), ptr.diff())
 
 
+def index_type(end: int) -> torch.dtype:
+    """The smallest type of integers below ``end`` that torch can index with."""
+    return torch.int32 if end < 2**31 else torch.int64
+
+
 def pointers(counts: Tensor) -> Tensor:
     """Pointers [S + 1] from the sizes of segments [S]."""
     ptr = counts.new_zeros(len(counts) + 1, dtype=torch.int64)

@@ -1,4 +1,4 @@
-"""Linear attention over the entries of a sparse mask, with its normaliser, in one pass."""
+"""Attention over the entries of a sparse mask, linear or softmax, in one pass."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from topomask.ops.backend import compiled
+from topomask.ops.backend import compiled, in_float32
 from topomask.ops.pair_attention import reference
 from topomask.ops.sparse_product import Pattern
 
 _PATTERN = 5
+# Entries per row from which on attention in tiles is worth its layout.
+MIN_ENTRIES_PER_ROW = 24
 
 
 @torch.library.custom_op("topomask::pair_attention", mutates_args=())
@@ -26,14 +28,18 @@ def _pair_attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
+    is_key: Tensor,
+    softmax: bool,
     absolute: bool,
+    normalize: bool,
 ) -> tuple[Tensor, Tensor]:
-    inputs = (row_ptr, columns, values, magnitudes, q, k, v)
-    if not compiled(*inputs):
-        return reference.pair_attention(*inputs, absolute)
+    pattern = Pattern(row_ptr, columns, column_ptr, rows, order)
+    inputs, flags = (values, magnitudes, q, k, v, is_key), (softmax, absolute, normalize)
+    if not compiled(row_ptr, *inputs):
+        return reference.pair_attention(pattern, *inputs, *flags)
     from topomask.ops.pair_attention import numba
 
-    return numba.pair_attention(*inputs, absolute)
+    return numba.pair_attention(pattern, *inputs, *flags)
 
 
 @_pair_attention.register_fake
@@ -44,8 +50,9 @@ def _(*args: Any) -> tuple[Tensor, Tensor]:
 
 @torch.library.custom_op("topomask::pair_attention_backward", mutates_args=())
 def _pair_attention_backward(
-    grad_numerator: Tensor,
-    grad_denominator: Tensor,
+    grad: Tensor,
+    out: Tensor,
+    denominator: Tensor,
     row_ptr: Tensor,
     columns: Tensor,
     column_ptr: Tensor,
@@ -56,51 +63,73 @@ def _pair_attention_backward(
     q: Tensor,
     k: Tensor,
     v: Tensor,
+    is_key: Tensor,
+    softmax: bool,
     absolute: bool,
+    normalize: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    grads, pattern = (grad_numerator, grad_denominator), (row_ptr, columns, column_ptr, rows, order)
-    inputs = (values, magnitudes, q, k, v)
-    if not compiled(*grads, *inputs):
-        return reference.pair_attention_backward(*grads, *pattern, *inputs, absolute)
+    pattern = Pattern(row_ptr, columns, column_ptr, rows, order)
+    inputs, flags = (values, magnitudes, q, k, v, is_key), (softmax, absolute, normalize)
+    if not compiled(grad, *inputs):
+        return reference.pair_attention_backward(grad, pattern, *inputs, *flags)
     from topomask.ops.pair_attention import numba
 
-    return numba.pair_attention_backward(*grads, row_ptr, columns, *inputs, absolute)
+    return numba.pair_attention_backward(grad, out, denominator, pattern, *inputs, *flags)
 
 
 @_pair_attention_backward.register_fake
 def _(*args: Any) -> tuple[Tensor, ...]:
-    return tuple(torch.empty_like(x, memory_format=torch.contiguous_format) for x in args[7:12])
+    return tuple(torch.empty_like(x, memory_format=torch.contiguous_format) for x in args[8:13])
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    ctx.absolute = inputs[-1]
-    ctx.save_for_backward(*inputs[:-1])
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    ctx.flags = inputs[-3:]
+    ctx.save_for_backward(*output, *inputs[:-3])
+    ctx.set_materialize_grads(False)
 
 
-def _backward(ctx: Any, grad_numerator: Tensor, grad_denominator: Tensor) -> tuple[Tensor | None, ...]:
-    grads = _pair_attention_backward(grad_numerator, grad_denominator, *ctx.saved_tensors, ctx.absolute)
-    return (None,) * _PATTERN + tuple(grads) + (None,)
+def _backward(ctx: Any, grad: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
+    """The denominator is returned for this function alone: nothing flows back through it."""
+    if grad is None:
+        return (None,) * 14
+    grads = _pair_attention_backward(grad, *ctx.saved_tensors, *ctx.flags)
+    return (None,) * _PATTERN + tuple(grads) + (None,) * 4
 
 
 _pair_attention.register_autograd(_backward, setup_context=_save)
+in_float32(_pair_attention)
 
 
 def pair_attention(
-    pattern: Pattern, values: Tensor, magnitudes: Tensor | None, q: Tensor, k: Tensor, v: Tensor, absolute: bool
-) -> tuple[Tensor, Tensor]:
-    """Sums over the entries (i, j) of a pattern: of value times score times v, and of magnitude times score.
+    pattern: Pattern,
+    values: Tensor,
+    magnitudes: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    is_key: Tensor | None = None,
+    softmax: bool = False,
+    absolute: bool = False,
+    normalize: bool = True,
+) -> Tensor:
+    r"""Sums over the entries (i, j) of a pattern: of value s_ij v_j, over the sum of magnitude |s_ij|.
 
     Args:
         pattern: Where the mask has entries, [R, N].
         values: Its entries, [P].
         magnitudes: Those of the normaliser, [P]. Default: ``values``.
-        q: Query features, [B, R, M].
-        k: Key features, [B, N, M].
+        q: Queries, or their features, [B, R, M].
+        k: Keys, or their features, [B, N, M].
         v: Values, [B, N, D].
+        is_key: Which keys count in softmax attention, [B, N]. Default: all.
+        softmax: Whether s is the exponential of a score, or the score itself.
         absolute: Whether the normaliser takes scores of absolute features.
+        normalize: Whether to divide by the normaliser; 0 where it is 0.
 
     Returns:
-        Numerator [B, R, D] and denominator [B, R].
+        [B, R, D].
     """
     own = values.new_empty(0) if magnitudes is None else magnitudes
-    return _pair_attention(*pattern, values, own, q, k, v, absolute)
+    keep = values.new_empty(0, 0, dtype=torch.bool) if is_key is None else is_key
+    return _pair_attention(*pattern, values, own, q, k, v, keep, softmax, absolute, normalize)[0]

@@ -1,194 +1,262 @@
-"""Linear attention over the entries of a sparse mask, compiled.
+"""Attention over the entries of a sparse mask, compiled.
 
-A row takes four neighbours at a time, so that a query is read once for four keys. The backward pass gives every thread
-a block of rows with about as many entries, and gradients of keys and values of its own, which are added up at the end.
+In float32, where rows have many entries, in tiles of 16 queries. Otherwise row by row, four neighbours at a time, so that
+a query is read once for four keys. The backward pass gives every thread a block of rows with about as many entries, and
+gradients of keys and values of its own, which are added up at the end.
 """
 
 from __future__ import annotations
 
 import numpy as np
 import torch
-from numba import prange
+from numba import njit, prange
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
+from topomask.ops import tiles
 from topomask.ops.backend import Kernel, arrays, row_blocks
-from topomask.ops.pair_attention import tiles as _tiles
+from topomask.ops.pair_attention import MIN_ENTRIES_PER_ROW
+from topomask.ops.sparse_product import Pattern
+
+_MAX_EXPONENT = 60.0
+# Stands for minus infinity, which kernels with fast mathematics must not meet.
+_LOWEST = -1e30
+
+_layouts: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
 
-def _forward(row_ptr, columns, values, magnitudes, q, k, v, absolute, first_row, numerator, denominator):
-    """Numerator [B, R, D] and denominator [B, R] from ``first_row`` on; ``magnitudes`` is empty for ``values``."""
-    batch, rows, width = q.shape
-    rows -= first_row
+@njit(fastmath=True, error_model="numpy")
+def _score_row(first, end, columns, q, k, absolute, scores):
+    """Scores of the entries of a row, [entries]; of absolute features where asked for."""
+    zero = q.dtype.type(0)
+    width = q.shape[0]
+    p = first
+    while p < end:
+        # What is over is computed again with the last entry.
+        j0, j1 = columns[p], columns[min(p + 1, end - 1)]
+        j2, j3 = columns[min(p + 2, end - 1)], columns[min(p + 3, end - 1)]
+        s0, s1, s2, s3 = zero, zero, zero, zero
+        if absolute:
+            for a in range(width):
+                x = abs(q[a])
+                s0 += x * abs(k[j0, a])
+                s1 += x * abs(k[j1, a])
+                s2 += x * abs(k[j2, a])
+                s3 += x * abs(k[j3, a])
+        else:
+            for a in range(width):
+                x = q[a]
+                s0 += x * k[j0, a]
+                s1 += x * k[j1, a]
+                s2 += x * k[j2, a]
+                s3 += x * k[j3, a]
+        scores[p - first] = s0
+        if p + 1 < end:
+            scores[p + 1 - first] = s1
+        if p + 2 < end:
+            scores[p + 2 - first] = s2
+        if p + 3 < end:
+            scores[p + 3 - first] = s3
+        p += 4
+
+
+@njit(error_model="numpy")
+def _to_powers(first, end, columns, sizes, is_key, scores):
+    """exp(score - shift) in place, where the shift makes the largest power times size 1."""
+    top, largest = _LOWEST, 0.0
+    for p in range(first, end):
+        if is_key.shape[0] > 0 and not is_key[columns[p]]:
+            scores[p - first] = _LOWEST
+        if sizes[p] != 0:
+            top = max(top, scores[p - first] + np.log(abs(sizes[p])))
+            largest = max(largest, abs(sizes[p]))
+    if top < 0.9 * _LOWEST:
+        top = 0.0
+    # The reference cuts exponents after it has brought the largest size to 1.
+    cap = min(_MAX_EXPONENT - np.log(largest), 85.0) if largest > 0 else 0.0
+    for p in range(first, end):
+        scores[p - first] = np.exp(min(scores[p - first] - top, cap))
+
+
+def _forward(row_ptr, columns, values, sizes, q, k, v, is_key, softmax, absolute, normalize, most, starts, out, totals):
+    """Attention [B, R, D] and its denominator [B, R]."""
     depth = v.shape[2]
-    own = magnitudes.shape[0] > 0
-    for task in prange(batch * rows):
-        b, i = task // rows, first_row + task % rows
-        zero = q.dtype.type(0)
-        total = zero
-        out = numerator[b, i]
-        for d in range(depth):
-            out[d] = zero
-        p, end = row_ptr[i], row_ptr[i + 1]
-        while p + 4 <= end:
-            j0, j1, j2, j3 = columns[p], columns[p + 1], columns[p + 2], columns[p + 3]
-            s0, s1, s2, s3 = zero, zero, zero, zero
-            for a in range(width):
-                x = q[b, i, a]
-                s0 += x * k[b, j0, a]
-                s1 += x * k[b, j1, a]
-                s2 += x * k[b, j2, a]
-                s3 += x * k[b, j3, a]
-            t0, t1, t2, t3 = s0, s1, s2, s3
-            if absolute:
-                t0, t1, t2, t3 = zero, zero, zero, zero
-                for a in range(width):
-                    x = abs(q[b, i, a])
-                    t0 += x * abs(k[b, j0, a])
-                    t1 += x * abs(k[b, j1, a])
-                    t2 += x * abs(k[b, j2, a])
-                    t3 += x * abs(k[b, j3, a])
-            if own:
-                total += t0 * magnitudes[p] + t1 * magnitudes[p + 1] + t2 * magnitudes[p + 2] + t3 * magnitudes[p + 3]
-            else:
-                total += t0 * values[p] + t1 * values[p + 1] + t2 * values[p + 2] + t3 * values[p + 3]
-            s0 *= values[p]
-            s1 *= values[p + 1]
-            s2 *= values[p + 2]
-            s3 *= values[p + 3]
-            for d in range(depth):
-                out[d] += s0 * v[b, j0, d] + s1 * v[b, j1, d] + s2 * v[b, j2, d] + s3 * v[b, j3, d]
-            p += 4
-        while p < end:
-            j0 = columns[p]
-            s0, t0 = zero, zero
-            for a in range(width):
-                s0 += q[b, i, a] * k[b, j0, a]
-            t0 = s0
-            if absolute:
-                t0 = zero
-                for a in range(width):
-                    t0 += abs(q[b, i, a]) * abs(k[b, j0, a])
-            total += t0 * (magnitudes[p] if own else values[p])
-            s0 *= values[p]
-            for d in range(depth):
-                out[d] += s0 * v[b, j0, d]
-            p += 1
-        denominator[b, i] = total
+    for block in prange(starts.shape[0] - 1):
+        scores, others = np.empty(most, q.dtype), np.empty(most, q.dtype)
+        for b in range(q.shape[0]):
+            for i in range(starts[block], starts[block + 1]):
+                first, end = row_ptr[i], row_ptr[i + 1]
+                total = q.dtype.type(0)
+                _score_row(first, end, columns, q[b, i], k[b], False, scores)
+                if absolute:
+                    _score_row(first, end, columns, q[b, i], k[b], True, others)
+                elif softmax:
+                    _to_powers(first, end, columns, sizes, is_key[b] if is_key.shape[0] > 0 else is_key[:0, 0], scores)
+                for p in range(first, end):
+                    total += (others[p - first] if absolute else scores[p - first]) * sizes[p]
+                    scores[p - first] *= values[p]
+                totals[b, i] = total
+                factor = q.dtype.type(1)
+                if normalize:
+                    factor = 1 / total if total != 0 else q.dtype.type(0)
+                row = out[b, i]
+                for d in range(depth):
+                    row[d] = 0
+                p = first
+                while p + 4 <= end:
+                    j0, j1, j2, j3 = columns[p], columns[p + 1], columns[p + 2], columns[p + 3]
+                    s0, s1 = scores[p - first], scores[p + 1 - first]
+                    s2, s3 = scores[p + 2 - first], scores[p + 3 - first]
+                    for d in range(depth):
+                        row[d] += s0 * v[b, j0, d] + s1 * v[b, j1, d] + s2 * v[b, j2, d] + s3 * v[b, j3, d]
+                    p += 4
+                for rest in range(p, end):
+                    j, s = columns[rest], scores[rest - first]
+                    for d in range(depth):
+                        row[d] += s * v[b, j, d]
+                for d in range(depth):
+                    row[d] *= factor
 
 
 def _backward(
-    row_ptr,
-    columns,
-    values,
-    magnitudes,
-    q,
-    k,
-    v,
-    absolute,
-    grad_numerator,
-    grad_denominator,
-    starts,
-    grad_values,
-    grad_magnitudes,
-    grad_q,
-    parts_k,
-    parts_v,
-):
+    row_ptr, columns, values, sizes, own, q, k, v, is_key, softmax, absolute, normalize, most, grad, out, totals, starts,
+    grad_values, grad_sizes, grad_q, parts_k, parts_v,
+):  # fmt: skip
     """Gradients of everything; ``parts_k`` and ``parts_v`` [blocks, B, N, .] have one summand per block of rows."""
-    batch, _, width = q.shape
-    depth = v.shape[2]
-    own = magnitudes.shape[0] > 0
+    width, depth = q.shape[2], v.shape[2]
     for block in prange(starts.shape[0] - 1):
-        zero = q.dtype.type(0)
-        for b in range(batch):
+        scores, others = np.empty(most, q.dtype), np.empty(most, q.dtype)
+        pulled = np.empty(depth, q.dtype)
+        for b in range(q.shape[0]):
             for i in range(starts[block], starts[block + 1]):
-                g_total = grad_denominator[b, i]
-                for p in range(row_ptr[i], row_ptr[i + 1]):
-                    j = columns[p]
-                    s, t, u = zero, zero, zero
-                    for a in range(width):
-                        s += q[b, i, a] * k[b, j, a]
+                first, end = row_ptr[i], row_ptr[i + 1]
+                factor, push = q.dtype.type(1), q.dtype.type(0)
+                if normalize:
+                    factor = 1 / totals[b, i] if totals[b, i] != 0 else q.dtype.type(0)
+                for d in range(depth):
+                    pulled[d] = grad[b, i, d] * factor
+                    push -= pulled[d] * out[b, i, d]
+                if not normalize:
+                    push = q.dtype.type(0)
+                _score_row(first, end, columns, q[b, i], k[b], False, scores)
+                if absolute:
+                    _score_row(first, end, columns, q[b, i], k[b], True, others)
+                elif softmax:
+                    _to_powers(first, end, columns, sizes, is_key[b] if is_key.shape[0] > 0 else is_key[:0, 0], scores)
+                for p in range(first, end):
+                    j, s = columns[p], scores[p - first]
+                    t = others[p - first] if absolute else s
+                    pull = q.dtype.type(0)
                     for d in range(depth):
-                        u += grad_numerator[b, i, d] * v[b, j, d]
-                    t = s
-                    if absolute:
-                        t = zero
-                        for a in range(width):
-                            t += abs(q[b, i, a]) * abs(k[b, j, a])
-                    weight = magnitudes[p] if own else values[p]
-                    grad_values[p] += s * u
+                        pull += pulled[d] * v[b, j, d]
+                    grad_values[p] += s * pull
                     if own:
-                        grad_magnitudes[p] += t * g_total
+                        grad_sizes[p] += t * push
                     else:
-                        grad_values[p] += t * g_total
-                    through, bare = values[p] * u, weight * g_total
+                        grad_values[p] += t * push
+                    through, bare = values[p] * pull, sizes[p] * push
                     if absolute:
                         for a in range(width):
                             x, y = q[b, i, a], k[b, j, a]
                             grad_q[b, i, a] += through * y + bare * np.sign(x) * abs(y)
                             parts_k[block, b, j, a] += through * x + bare * abs(x) * np.sign(y)
                     else:
-                        both = through + bare
+                        both = (through + bare) * s if softmax else through + bare
                         for a in range(width):
                             grad_q[b, i, a] += both * k[b, j, a]
                             parts_k[block, b, j, a] += both * q[b, i, a]
                     scaled = values[p] * s
                     for d in range(depth):
-                        parts_v[block, b, j, d] += scaled * grad_numerator[b, i, d]
+                        parts_v[block, b, j, d] += scaled * pulled[d]
 
 
 _forward_kernel, _backward_kernel = Kernel(_forward, fastmath=True), Kernel(_backward, fastmath=True)
 
 
+def _layout(pattern: Pattern, q: Tensor, absolute: bool) -> tuple[tiles.Layout, Tensor] | None:
+    """Tiles of a pattern, kept as long as the pattern is; None where going row by row is better."""
+    columns = pattern.columns
+    if q.dtype != torch.float32 or absolute or len(columns) < MIN_ENTRIES_PER_ROW * q.shape[1]:
+        return None
+    if columns not in _layouts:
+        order = tiles.order_nodes(pattern.row_ptr, columns) if pattern.shape[0] == pattern.shape[1] else None
+        _layouts[columns] = tiles.make_layout(pattern.row_ptr, columns, pattern.shape[1], order=order)
+    return _layouts[columns]
+
+
+def _longest(row_ptr: Tensor) -> int:
+    return int(row_ptr.diff().max()) if len(row_ptr) > 1 else 0
+
+
 def pair_attention(
-    row_ptr: Tensor,
-    columns: Tensor,
+    pattern: Pattern,
     values: Tensor,
     magnitudes: Tensor,
     q: Tensor,
     k: Tensor,
     v: Tensor,
+    is_key: Tensor,
+    softmax: bool,
     absolute: bool,
+    normalize: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Numerator [B, R, D] and denominator [B, R]."""
-    numerator, denominator = q.new_zeros(*q.shape[:2], v.shape[2]), q.new_empty(q.shape[:2])
-    tiles = None if absolute or not _tiles.fits(q, v) else _tiles.layout(row_ptr, columns)
-    first_row = 0 if tiles is None else tiles.num_rows
-    if tiles is not None:
-        _tiles.forward(tiles, values, magnitudes, q, k, v, numerator, denominator)
-    if first_row < q.shape[1]:
-        _forward_kernel(
-            *arrays(row_ptr, columns, values, magnitudes, q, k, v), absolute, first_row, *arrays(numerator, denominator)
-        )
-    return numerator, denominator
+    """Attention [B, R, D] and its denominator [B, R]."""
+    found = _layout(pattern, q, absolute)
+    if found is not None:
+        layout, slots = found
+        source = tiles.from_entries(pattern.row_ptr, slots, values, magnitudes)
+        return tiles.forward(layout, source, q, k, v, is_key, softmax, normalize)
+    out, totals = q.new_empty(*q.shape[:2], v.shape[2]), q.new_empty(q.shape[:2])
+    sizes = magnitudes if len(magnitudes) else values
+    _forward_kernel(
+        *arrays(pattern.row_ptr, pattern.columns, values, sizes, q, k, v, is_key),
+        softmax,
+        absolute,
+        normalize,
+        _longest(pattern.row_ptr),
+        row_blocks(pattern.row_ptr),
+        *arrays(out, totals),
+    )
+    return out, totals
 
 
 def pair_attention_backward(
-    grad_numerator: Tensor,
-    grad_denominator: Tensor,
-    row_ptr: Tensor,
-    columns: Tensor,
+    grad: Tensor,
+    out: Tensor,
+    denominator: Tensor,
+    pattern: Pattern,
     values: Tensor,
     magnitudes: Tensor,
     q: Tensor,
     k: Tensor,
     v: Tensor,
+    is_key: Tensor,
+    softmax: bool,
     absolute: bool,
+    normalize: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients in values, magnitudes, q, k and v."""
-    tiles = None if absolute or not _tiles.fits(q, v) else _tiles.layout(row_ptr, columns)
-    first_row = 0 if tiles is None else tiles.num_rows
-    starts = np.maximum(row_blocks(row_ptr), first_row)
+    found = _layout(pattern, q, absolute)
+    if found is not None:
+        layout, slots = found
+        source = tiles.from_entries(pattern.row_ptr, slots, values, magnitudes)
+        (grad_values, grad_magnitudes), *others = tiles.backward(
+            layout, source, q, k, v, is_key, softmax, normalize, grad, out, denominator
+        )
+        return grad_values, grad_magnitudes, *others
+    starts, own = row_blocks(pattern.row_ptr), len(magnitudes) > 0
     grads = [torch.zeros_like(x, memory_format=torch.contiguous_format) for x in (values, magnitudes, q)]
     parts = [q.new_zeros(len(starts) - 1, *x.shape) for x in (k, v)]
-    if tiles is not None:
-        _tiles.backward(tiles, values, magnitudes, q, k, v, grad_numerator, grad_denominator, *grads, *parts)
-    if first_row < q.shape[1]:
-        _backward_kernel(
-            *arrays(row_ptr, columns, values, magnitudes, q, k, v),
-            absolute,
-            *arrays(grad_numerator, grad_denominator),
-            starts,
-            *arrays(*grads, *parts),
-        )
+    _backward_kernel(
+        *arrays(pattern.row_ptr, pattern.columns, values, magnitudes if own else values),
+        own,
+        *arrays(q, k, v, is_key),
+        softmax,
+        absolute,
+        normalize,
+        _longest(pattern.row_ptr),
+        *arrays(grad, out, denominator),
+        starts,
+        *arrays(*grads, *parts),
+    )
     return grads[0], grads[1], grads[2], parts[0].sum(dim=0), parts[1].sum(dim=0)

@@ -1,0 +1,117 @@
+"""Attention over a product of sparse features, compiled: tile by tile, so that memory is that of the features."""
+
+from __future__ import annotations
+
+import weakref
+
+import torch
+from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from topomask.ops import tiles
+
+# Layouts by the columns of the queries' features, with the keys' features that they belong to.
+_layouts: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+
+
+def _layout(row_ptr: Tensor, columns: Tensor, column_ptr: Tensor, rows: Tensor, num_keys: int) -> tiles.Layout:
+    """Tiles of a product, kept as long as its features are."""
+    kept = _layouts.get(columns)
+    if kept is None or kept[0]() is not rows:
+        square = len(row_ptr) == len(column_ptr)
+        order = tiles.order_nodes(row_ptr, columns) if square else None
+        layout, _ = tiles.make_layout(row_ptr, columns, num_keys, column_ptr, rows, order)
+        kept = _layouts[columns] = weakref.ref(rows), layout
+    return kept[1]
+
+
+def _source(
+    row_ptr: Tensor,
+    columns: Tensor,
+    column_ptr: Tensor,
+    rows: Tensor,
+    query: Tensor,
+    query_sizes: Tensor,
+    key: Tensor,
+    key_sizes: Tensor,
+    weights: Tensor,
+    sizes: Tensor,
+) -> tiles.Source:
+    if len(weights):
+        return tiles.from_packed(weights, sizes)
+    return tiles.from_features(row_ptr, columns, query, query_sizes, column_ptr, rows, key, key_sizes)
+
+
+def pack(
+    row_ptr: Tensor,
+    columns: Tensor,
+    column_ptr: Tensor,
+    rows: Tensor,
+    num_keys: int,
+    query: Tensor,
+    query_sizes: Tensor,
+    key: Tensor,
+    key_sizes: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Weights and sizes of all tiles."""
+    layout = _layout(row_ptr, columns, column_ptr, rows, num_keys)
+    source = tiles.from_features(row_ptr, columns, query, query_sizes, column_ptr, rows, key, key_sizes)
+    return tiles.pack_features(layout, source, num_keys)
+
+
+def feature_attention(
+    row_ptr: Tensor,
+    columns: Tensor,
+    column_ptr: Tensor,
+    rows: Tensor,
+    num_keys: int,
+    query: Tensor,
+    query_sizes: Tensor,
+    key: Tensor,
+    key_sizes: Tensor,
+    weights: Tensor,
+    sizes: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    is_key: Tensor,
+    softmax: bool,
+    normalize: bool,
+) -> tuple[Tensor, Tensor]:
+    """Attention [B, R, D] and its denominator [B, R]; values of keys come in column order."""
+    pattern = (row_ptr, columns, column_ptr, rows)
+    source = _source(*pattern, query, query_sizes, key, key_sizes, weights, sizes)
+    return tiles.forward(_layout(*pattern, num_keys), source, q, k, v, is_key, softmax, normalize)
+
+
+def feature_attention_backward(
+    grad: Tensor,
+    out: Tensor,
+    denominator: Tensor,
+    row_ptr: Tensor,
+    columns: Tensor,
+    column_ptr: Tensor,
+    rows: Tensor,
+    num_keys: int,
+    query: Tensor,
+    query_sizes: Tensor,
+    key: Tensor,
+    key_sizes: Tensor,
+    weights: Tensor,
+    sizes: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    is_key: Tensor,
+    softmax: bool,
+    normalize: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Gradients in the four sets of feature values, and in q, k and v."""
+    pattern = (row_ptr, columns, column_ptr, rows)
+    source = _source(*pattern, query, query_sizes, key, key_sizes, weights, sizes)
+    grads, grad_q, grad_k, grad_v = tiles.backward(
+        _layout(*pattern, num_keys), source, q, k, v, is_key, softmax, normalize, grad, out, denominator
+    )
+    if not grads:
+        grads = [torch.zeros_like(x) for x in (query, query_sizes, key, key_sizes)]
+    return grads[0], grads[1], grads[2], grads[3], grad_q, grad_k, grad_v

@@ -1,0 +1,17 @@
+"""Whether numbers are so large or so small that products of them need a scale."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from topomask.ops.backend import compiled
+from topomask.ops.row_extremes import reference
+
+
+def any_extreme(x: Tensor, bound: float) -> bool:
+    """Whether the largest absolute number of some row [..., D] is above ``bound``, or below its inverse but not 0."""
+    if not compiled(x):
+        return reference.any_extreme(x, bound)
+    from topomask.ops.row_extremes import numba
+
+    return numba.any_extreme(x, bound)

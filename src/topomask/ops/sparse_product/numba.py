@@ -1,0 +1,100 @@
+"""Products with a sparse matrix in compressed sparse rows, compiled."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numba import prange
+from torch import Tensor
+
+from topomask.ops import segments
+from topomask.ops.backend import Kernel, arrays, row_blocks
+
+# Numbers of a row of the result that are summed up at a time, so that they stay in the first-level cache.
+_WIDTH = 2048
+
+
+def _by_column(row_ptr, columns, places, rows, order):
+    """Sort entries by column, counting: ``places`` says where the next entry of a column goes."""
+    for i in range(row_ptr.shape[0] - 1):
+        for p in range(row_ptr[i], row_ptr[i + 1]):
+            place = places[columns[p]]
+            rows[place], order[place] = i, p
+            places[columns[p]] = place + 1
+
+
+def _spmm(row_ptr, columns, values, x, starts, out):
+    """Rows of the product, four entries at a time."""
+    width = x.shape[1]
+    for block in prange(starts.shape[0] - 1):
+        for i in range(starts[block], starts[block + 1]):
+            for start in range(0, width, _WIDTH):
+                row, stop = out[i, start : start + _WIDTH], min(_WIDTH, width - start)
+                for c in range(stop):
+                    row[c] = 0
+                p, end = row_ptr[i], row_ptr[i + 1]
+                while p + 4 <= end:
+                    x0, x1 = x[columns[p], start:], x[columns[p + 1], start:]
+                    x2, x3 = x[columns[p + 2], start:], x[columns[p + 3], start:]
+                    w0, w1, w2, w3 = values[p], values[p + 1], values[p + 2], values[p + 3]
+                    for c in range(stop):
+                        row[c] += w0 * x0[c] + w1 * x1[c] + w2 * x2[c] + w3 * x3[c]
+                    p += 4
+                while p < end:
+                    x0, w0 = x[columns[p], start:], values[p]
+                    for c in range(stop):
+                        row[c] += w0 * x0[c]
+                    p += 1
+
+
+def _sddmm(row_ptr, columns, a, b, starts, out):
+    """Products of rows of ``a`` with rows of ``b``, four at a time."""
+    width = a.shape[1]
+    for block in prange(starts.shape[0] - 1):
+        zero = a.dtype.type(0)
+        for i in range(starts[block], starts[block + 1]):
+            p, end = row_ptr[i], row_ptr[i + 1]
+            while p + 4 <= end:
+                b0, b1, b2, b3 = b[columns[p]], b[columns[p + 1]], b[columns[p + 2]], b[columns[p + 3]]
+                s0, s1, s2, s3 = zero, zero, zero, zero
+                for c in range(width):
+                    value = a[i, c]
+                    s0 += value * b0[c]
+                    s1 += value * b1[c]
+                    s2 += value * b2[c]
+                    s3 += value * b3[c]
+                out[p], out[p + 1], out[p + 2], out[p + 3] = s0, s1, s2, s3
+                p += 4
+            while p < end:
+                b0, s0 = b[columns[p]], zero
+                for c in range(width):
+                    s0 += a[i, c] * b0[c]
+                out[p] = s0
+                p += 1
+
+
+_by_column_kernel = Kernel(_by_column, threads=False)
+_spmm_kernel, _sddmm_kernel = Kernel(_spmm, fastmath=True), Kernel(_sddmm, fastmath=True)
+
+
+def by_column(row_ptr: Tensor, columns: Tensor, column_ptr: Tensor) -> tuple[Tensor, Tensor]:
+    """The row of every entry in the order of columns, and its place in the order of rows."""
+    rows = torch.empty_like(columns)
+    order = torch.empty(len(columns), dtype=segments.index_type(len(columns)), device="cpu")
+    places = np.array(column_ptr[:-1].numpy())
+    _by_column_kernel(*arrays(row_ptr, columns), places, *arrays(rows, order))
+    return rows, order
+
+
+def spmm(row_ptr: Tensor, columns: Tensor, values: Tensor, x: Tensor) -> Tensor:
+    """A sparse matrix [R, N] with ``values`` [P] times ``x`` [N, C]."""
+    out = x.new_empty(len(row_ptr) - 1, x.shape[1])
+    _spmm_kernel(*arrays(row_ptr, columns, values, x), row_blocks(row_ptr), *arrays(out))
+    return out
+
+
+def sddmm(row_ptr: Tensor, columns: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """The entries of ``a @ b.T`` at the places of a sparse pattern, [P], for a [R, C] and b [N, C]."""
+    out = a.new_empty(len(columns))
+    _sddmm_kernel(*arrays(row_ptr, columns, a, b), row_blocks(row_ptr), *arrays(out))
+    return out

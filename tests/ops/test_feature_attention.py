@@ -1,0 +1,141 @@
+"""Attention over a product of features: the compiled kernel against the reference, forward and backward."""
+
+import gc
+
+import pytest
+import torch
+from torch.autograd import gradcheck
+from torch.library import opcheck
+
+import topomask as tm
+from registry import ragged_graph, star_graph, walk_mask
+from topomask.ops.feature_attention import (
+    PackedWeights,
+    _feature_attention,
+    _inputs,
+    feature_attention,
+    numba,
+    reference,
+)
+
+GRAPHS = {
+    "ragged": ragged_graph,
+    "star": lambda: star_graph(40),
+    "grid": lambda: tm.grid_graph(9, 7),
+    "one node": lambda: tm.path_graph(1),
+}
+
+
+def arguments(name: str, own: bool, dtype: torch.dtype = torch.float32, num_heads: int = 1, width=21, depth=18):
+    torch.manual_seed(0)
+    mask = walk_mask(GRAPHS[name](), num_heads=num_heads, max_length=2)
+    patterns = tuple(side.pattern for side in mask.features)
+    values = tuple(torch.rand(side.num_nonzeros, dtype=dtype) + 0.1 for side in mask.features)
+    sizes = None
+    if own:
+        sizes = tuple(x + torch.rand_like(x) for x in values)
+        values = tuple(x * torch.randn_like(x).sign() for x in values)
+    rows = num_heads * mask.num_queries
+    q, k = torch.rand(2, 2, rows, width, dtype=dtype)
+    return patterns, values, sizes, (q, k, torch.randn(2, rows, depth, dtype=dtype))
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+@pytest.mark.parametrize("own", [True, False])
+@pytest.mark.parametrize("softmax", [True, False])
+@pytest.mark.parametrize("normalize", [True, False])
+@pytest.mark.parametrize("min_lanes", [1, 4])
+def test_agrees_with_the_reference(name, own, softmax, normalize, min_lanes, monkeypatch):
+    if softmax and not normalize:
+        normalize = True
+    monkeypatch.setattr(numba.tiles, "MIN_LANES", min_lanes)
+    patterns, values, sizes, (q, k, v) = arguments(name, own, num_heads=2)
+    inputs = _inputs(*patterns, values, sizes)
+    is_key = torch.rand(*k.shape[:2]) > 0.3 if softmax else torch.empty(0, 0, dtype=torch.bool)
+    none = torch.empty(0)
+    flags = (softmax, normalize)
+    found = numba.feature_attention(*inputs, none, none, q, k, v, is_key, *flags)
+    fine = [x.double() if isinstance(x, torch.Tensor) and x.is_floating_point() else x for x in (*inputs, q, k, v)]
+    expected = reference.feature_attention(*fine, is_key, *flags)
+    torch.testing.assert_close(found[0].double(), expected[0], rtol=1e-4, atol=1e-4)
+    grad = torch.randn_like(found[0])
+    grads = numba.feature_attention_backward(grad, *found, *inputs, none, none, q, k, v, is_key, *flags)
+    wanted = reference.feature_attention_backward(grad.double(), *fine, is_key, *flags)
+    for a, b in zip(grads, wanted, strict=True):
+        scale = max(1.0, float(b.abs().max())) if b.numel() else 1.0
+        torch.testing.assert_close(a.double(), b, rtol=2e-4, atol=2e-4 * scale)
+    packed = PackedWeights(*patterns, values, sizes)
+    kept = numba.feature_attention(*inputs, packed.weights, packed.sizes, q, k, v, is_key, *flags)
+    torch.testing.assert_close(kept[0], found[0], rtol=1e-5, atol=1e-5)
+    given = numba.feature_attention_backward(
+        grad, *kept, *inputs, packed.weights, packed.sizes, q, k, v, is_key, *flags
+    )
+    for a, b in zip(given[4:], grads[4:], strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("own", [True, False])
+@pytest.mark.parametrize("softmax", [True, False])
+def test_gradcheck(own, softmax):
+    patterns, values, sizes, tensors = arguments("ragged", own, torch.float64, width=3, depth=2)
+    sizes = sizes or ()
+    leaves = [x.requires_grad_() for x in (*values, *sizes, *tensors)]
+
+    def run(*leaves):
+        pair = leaves[2:4] if own else None
+        return feature_attention(*patterns, leaves[:2], pair, *leaves[-3:], softmax=softmax)
+
+    assert gradcheck(run, leaves, fast_mode=True)
+
+
+def test_opcheck():
+    for dtype in (torch.float32, torch.float64):
+        patterns, values, sizes, tensors = arguments("ragged", True, dtype)
+        inputs = [
+            x.requires_grad_() if isinstance(x, torch.Tensor) and x.is_floating_point() else x
+            for x in (*_inputs(*patterns, values, sizes), torch.empty(0), torch.empty(0), *tensors)
+        ]
+        is_key = torch.empty(0, 0, dtype=torch.bool)
+        # The compiled kernel adds up in another order under the tracing of aot_dispatch.
+        tests = ("test_schema", "test_autograd_registration", "test_faketensor")
+        opcheck(_feature_attention, (*inputs, is_key, False, True), test_utils=tests)
+
+
+def test_layouts_are_made_once_and_kept_as_long_as_the_features(monkeypatch):
+    made = []
+    original = numba.tiles.make_layout
+    monkeypatch.setattr(numba.tiles, "make_layout", lambda *args, **kwargs: made.append(1) or original(*args, **kwargs))
+    mask = tm.WalkMask(tm.grid_graph(12, 12), seed=0)
+    q, k, v = torch.randn(3, 1, 1, 144, 8).requires_grad_()
+    for _ in range(3):
+        tm.masked_attention(q, k, v, mask, strategy="pairs").sum().backward()
+    with torch.no_grad():
+        tm.masked_attention(q, k, v, mask, strategy="pairs")
+    assert len(made) == 1
+    count = len(numba._layouts)
+    del mask
+    gc.collect()
+    assert len(numba._layouts) < count
+
+
+def test_packed_weights_follow_the_modulation():
+    mask = tm.WalkMask(tm.grid_graph(12, 12), seed=0)
+    q, k, v = torch.randn(3, 1, 1, 144, 8)
+    with torch.no_grad():
+        for _ in range(2):
+            found = tm.masked_attention(q, k, v, mask, strategy="pairs")
+            torch.testing.assert_close(found, tm.masked_attention(q, k, v, mask, strategy="dense"))
+            mask.modulation.weight.mul_(torch.rand(11) - 0.5)
+
+
+def test_frozen_f_still_gives_gradients_of_the_inputs():
+    mask = tm.WalkMask(tm.grid_graph(12, 12), seed=0)
+    mask.modulation.weight.requires_grad_(False)
+    found = []
+    for strategy in ("pairs", "dense"):
+        torch.manual_seed(0)
+        q, k, v = (x.requires_grad_() for x in torch.randn(3, 1, 1, 144, 8))
+        out = tm.masked_attention(q, k, v, mask, strategy=strategy)
+        found.append(torch.autograd.grad(out.square().sum(), [q, k, v]))
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
