@@ -17,9 +17,8 @@ def peak_extra_bytes(run: Callable[[], object]) -> int:
     """The most bytes that torch holds at a time during a run, above what it held before.
 
     Read from the allocator's own record, so memory inside operators counts too. Scratch arrays of compiled kernels that
-    do not come from torch do not.
+    do not come from torch do not. Whatever the first run keeps should be there already.
     """
-    run()
     with _silent(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         run()
     assert profiler.profiler is not None

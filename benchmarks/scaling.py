@@ -68,7 +68,7 @@ def measure_point(num_nodes: int, with_softmax: bool) -> Point:
         if num_nodes <= 2**13:
             seconds = measure.interleave(runs | softmax, repeats, warm_ups=2)
         else:
-            seconds = measure.interleave(runs, repeats, warm_ups=2) | measure.interleave(softmax, 1)
+            seconds = measure.interleave(runs, repeats, warm_ups=2) | measure.interleave(softmax, 1, warm_ups=0)
         runs |= softmax
         peaks = {name: peak_extra_bytes(run) for name, run in runs.items()}
         # What the mask keeps for the next call counts as well.
@@ -104,12 +104,17 @@ def count_flops(num_nodes: int) -> dict[str, float]:
 
 
 def crossing(points: list[Point], kind: str) -> float | None:
-    """The number of tokens from which ours stays below softmax, by interpolation on logarithmic axes."""
+    """The number of tokens from which ours stays below softmax, by interpolation on logarithmic axes.
+
+    0 where it is below at every size, None where it is not below at the largest.
+    """
     both = [point for point in points if SOFTMAX in point[kind]]
     nodes = np.log2([point["nodes"] for point in both])
     gap = np.log([_value(point[kind][OURS]) / _value(point[kind][SOFTMAX]) for point in both])
     above = np.flatnonzero(gap > 0)
-    if not len(above) or above[-1] == len(gap) - 1:
+    if not len(above):
+        return 0.0
+    if above[-1] == len(gap) - 1:
         return None
     last = above[-1]
     share = gap[last] / (gap[last] - gap[last + 1])
@@ -120,13 +125,17 @@ def _value(found: float | list[float]) -> float:
     return statistics.median(found) if isinstance(found, list) else found
 
 
+def _short(number: float) -> str:
+    return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
+
+
 def _report(points: list[Point], crossings: dict[str, float | None], quick: bool) -> dict[str, Any]:
     rows = []
     for point in points:
         row = [f"{point['nodes']:,}", point["strategy"]]
         for kind, scale in (("seconds", 1e3), ("bytes", 1e-3), ("flops", 1e-6)):
             values = [point[kind].get(name) for name in (SOFTMAX, LINEAR, OURS)]
-            row.append(" / ".join("-" if x is None else f"{scale * _value(x):,.4g}" for x in values))
+            row.append(" / ".join("-" if x is None else _short(scale * _value(x)) for x in values))
         rows.append(row)
     print("softmax / unmasked linear / ours")
     report.table(["tokens", "way", "ms", "kB", "MFLOP"], rows)
@@ -135,22 +144,23 @@ def _report(points: list[Point], crossings: dict[str, float | None], quick: bool
     name = f"ours / unmasked linear, {points[-1]['nodes']:,} tokens"
     lines = [report.Bar(name, found.value, "<=", 1.5, str(found))]
     for kind, tokens in crossings.items():
-        shown = "none in this range" if tokens is None else f"{tokens:,.0f}"
-        lines.append(
-            report.Bar(f"tokens from which ours takes less than softmax: {kind}", tokens or np.nan, shown=shown)
-        )
+        shown = "none of these" if tokens is None else f"{tokens:,.0f}" if tokens else "all of these"
+        lines.append(report.Bar(f"tokens from which ours takes less {kind} than softmax", tokens or 0.0, shown=shown))
     return report.bars(lines, quick=quick)
 
 
 def plot(points: list[Point], crossings: dict[str, float | None]) -> None:
-    """Three panels on logarithmic axes, the crossings marked."""
-    panels = {"seconds": "time in seconds", "bytes": "memory in bytes", "flops": "operations (FLOPs)"}
+    """Three panels on logarithmic axes, the crossings marked; times with their quartiles."""
+    panels = {"seconds": "time in seconds", "bytes": "memory in bytes, walks included", "flops": "operations (FLOPs)"}
     figure, axes_row = plt.subplots(1, 3, figsize=(12, 4), layout="constrained")
     for axes, (kind, label) in zip(axes_row, panels.items(), strict=True):
         for name, colour in COLOURS.items():
             known = [point for point in points if name in point[kind]]
             nodes = [point["nodes"] for point in known]
             axes.plot(nodes, [_value(point[kind][name]) for point in known], "o-", ms=4, color=colour, label=name)
+            if kind == "seconds":
+                quartiles = np.array([np.quantile(point[kind][name], (0.25, 0.75)) for point in known])
+                axes.fill_between(nodes, quartiles[:, 0], quartiles[:, 1], color=colour, alpha=0.2, lw=0)
         if kind == "bytes":
             nodes = [point["nodes"] for point in points]
             axes.plot(nodes, [4 * n**2 for n in nodes], ":", color=COLOURS[SOFTMAX], label="one N x N matrix")
@@ -170,17 +180,19 @@ def plot(points: list[Point], crossings: dict[str, float | None]) -> None:
 
 
 def _mark(axes: Axes, tokens: float | None) -> None:
-    if tokens is None:
+    """A line at a crossing, with words to its left, where curves are low."""
+    if not tokens:
         return
     axes.axvline(tokens, color="black", lw=0.8, ls="--")
     axes.annotate(
-        f"from N = {tokens:,.0f}\nours takes less than softmax",
+        f"masked takes less\nthan softmax\nfrom N = {tokens:,.0f}",
         (tokens, 0.97),
         xycoords=("data", "axes fraction"),
-        xytext=(6, 0),
+        xytext=(-6, 0),
         textcoords="offset points",
+        ha="right",
         va="top",
-        fontsize=8,
+        fontsize=9,
     )
 
 

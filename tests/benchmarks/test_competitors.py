@@ -42,6 +42,7 @@ def test_crossing_is_interpolated_between_powers_of_two():
     points = [{"nodes": 2**k, "flops": {scaling.OURS: 1000.0 * 2**k, scaling.SOFTMAX: 4.0**k}} for k in range(6, 14)]
     assert scaling.crossing(points, "flops") == pytest.approx(1000.0)
     assert scaling.crossing(points[:3], "flops") is None
+    assert scaling.crossing(points[-3:], "flops") == 0
 
 
 def test_strategies_are_compared_with_the_best():
