@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
+import os
 import sys
 import time
 import traceback
@@ -40,6 +41,8 @@ def run(names: Sequence[str], *, quick: bool = False) -> None:
     unknown = sorted(set(names) - set(ALL))
     if unknown:
         raise SystemExit(f"There is no benchmark {', '.join(unknown)}. There are: {', '.join(ALL)}.")
+    if os.getloadavg()[0] > 0.5 * (os.cpu_count() or 1):
+        print(f"The machine is busy (load {os.getloadavg()[0]:.1f}, {os.cpu_count()} cores): times will be noisy.\n")
     failed, start = [], time.perf_counter()
     for number, name in enumerate(names, 1):
         print(f"# {name} ({number} of {len(names)})\n", flush=True)

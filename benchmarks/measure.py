@@ -16,14 +16,18 @@ Run = Callable[[], Any]
 
 @dataclass(frozen=True)
 class Ratio:
-    """A ratio of two medians, and the quartiles of the ratios of single repeats."""
+    """A ratio of two medians, the quartiles of the ratios of single repeats, and the ratio of the least times.
+
+    Where the machine is busy these differ, and none of them can be trusted much.
+    """
 
     value: float
     lower: float
     upper: float
+    least: float
 
     def __str__(self) -> str:
-        return f"{self.value:.3g} ({self.lower:.3g} to {self.upper:.3g})"
+        return f"{self.value:.3g} ({self.lower:.3g} to {self.upper:.3g}; least {self.least:.3g})"
 
 
 def interleave(runs: Mapping[str, Run], repeats: int = 9, warm_ups: int = 1) -> dict[str, list[float]]:
@@ -55,7 +59,8 @@ def ratio(numerator: Sequence[float], denominator: Sequence[float]) -> Ratio:
     """Compare times that were measured side by side."""
     single = sorted(a / b for a, b in zip(numerator, denominator, strict=True))
     lower, _, upper = statistics.quantiles(single, n=4, method="inclusive") if len(single) > 1 else single * 3
-    return Ratio(statistics.median(numerator) / statistics.median(denominator), lower, upper)
+    median = statistics.median(numerator) / statistics.median(denominator)
+    return Ratio(median, lower, upper, min(numerator) / min(denominator))
 
 
 def check_same(name: str, found: Tensor, expected: Tensor, rtol: float = 1e-3, atol: float = 1e-3) -> None:

@@ -146,7 +146,7 @@ class Contest:
             for row in measure.time_rows(times)
         ]
         print(title)
-        report.table([*measure.TIME_HEADER, "times ours (quartiles)", "answer"], rows)
+        report.table([*measure.TIME_HEADER, "times ours", "answer"], rows)
         for name, error in self.failures.items():
             print(f"{name} does not run here: {error}")
         return times

@@ -12,8 +12,8 @@ def test_repeats_alternate_after_the_warm_up():
 
 
 def test_ratio_is_of_medians_with_quartiles_of_single_repeats():
-    found = measure.ratio([2.0, 4.0, 9.0], [1.0, 2.0, 3.0])
-    assert (found.value, found.lower, found.upper) == (2.0, 2.0, 2.5)
+    found = measure.ratio([2.0, 4.0, 9.0], [0.5, 2.0, 3.0])
+    assert (found.value, found.lower, found.upper, found.least) == (2.0, 2.5, 3.5, 4.0)
     assert measure.ratio([3.0], [2.0]).value == 1.5
 
 
