@@ -16,20 +16,26 @@ import torch
 
 import topomask as tm
 from benchmarks import report
-from benchmarks.processes import ProcessError, peak_bytes, run_fresh
+from benchmarks.processes import ProcessError, limit_memory, peak_bytes, run_fresh
 
 WIDTH = 32
 PARTS = ("sample", "forward", "backward", "all")
 EXPONENTS = (15, 17, 20)
-REPEATS = 3
+# Steps are repeated up to this number while they took less than this time in total.
+MOST_STEPS, MOST_SECONDS = 5, 30.0
+# A process that asks for more fails, and does not take the machine down with it.
+MOST_BYTES = 16 * 10**9
 
 
 def measure_size(exponent: int) -> dict[str, object]:
     """Seconds of every part of some steps, after one step on a small grid that fills the compiler's cache."""
+    limit_memory(MOST_BYTES)
     _step(tm.grid_graph(16, 64), seed=0)
     rows = 2 ** (exponent // 2)
     graph = tm.grid_graph(rows, 2**exponent // rows)
-    steps = [_step(graph, seed) for seed in range(REPEATS)]
+    steps = [_step(graph, seed=0)]
+    while len(steps) < MOST_STEPS and sum(step["all"] for step in steps) < MOST_SECONDS:
+        steps.append(_step(graph, seed=len(steps)))
     return {"exponent": exponent, "seconds": steps, "peak_bytes": peak_bytes()}
 
 
@@ -64,10 +70,11 @@ def main(quick: bool = False) -> None:
             f"2^{exponent}",
             *(f"{1e6 * median[part] / 2**exponent:.2f}" for part in PARTS),
             f"{found[exponent]['peak_bytes'] / 1e9:.2f}",
+            str(len(found[exponent]["seconds"])),
         ]
         for exponent, median in medians.items()
     ]
-    report.table(["tokens", *(f"{part}, us per token" for part in PARTS), "peak GB"], rows)
+    report.table(["tokens", *(f"{part}, us per token" for part in PARTS), "peak GB", "steps"], rows)
     small, large = exponents[0], exponents[-1]
     lines = []
     if small in found and large in found:

@@ -38,3 +38,9 @@ def peak_bytes() -> int:
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     # Linux counts kilobytes, macOS bytes.
     return peak if sys.platform == "darwin" else 1024 * peak
+
+
+def limit_memory(most_bytes: int) -> None:
+    """Let this process fail when it asks for more."""
+    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+    resource.setrlimit(resource.RLIMIT_AS, (most_bytes, hard))
