@@ -26,8 +26,8 @@ WIDTHS = (8, 64)
 MOST_SECONDS, MOST_TIMES = 2.0, 20.0
 # With a few copies of the weights, about 5 GB.
 MOST_DENSE_ENTRIES = 1 << 28
-# A strategy this much slower than the fastest in two runs is not timed any further, unless "auto" picks it.
-HOPELESS = 3.0
+# A strategy this much slower is not timed any further, unless "auto" picks it; a slow one, in seconds, at once.
+HOPELESS, SLOW = 3.0, 0.5
 # Seconds for the repeats of one case.
 BUDGET = 1.0
 
@@ -100,17 +100,22 @@ def run_case(case: Case, mask: tm.WalkMask) -> Case:
             way: partial(attend, q, k, v, mask, strategy=way) for way in _open_ways(case, mask)
         }
         answer = runs[case.auto]()
+        first = {case.auto: measure.seconds(runs[case.auto])}
         for way, run in runs.items():
             if way != case.auto:
+                begin = time.perf_counter()
                 measure.check_same(f"{case.graph}, {case.walks}, {way}", run(), answer)
-        case.seconds = measure.interleave(runs, repeats=2 if len(runs) > 1 else 1, warm_ups=0)
-        least = {way: min(times) for way, times in case.seconds.items()}
-        fastest = min(least.values())
-        close = {way: run for way, run in runs.items() if way == case.auto or least[way] < HOPELESS * fastest}
+                first[way] = time.perf_counter() - begin
+        # The first run over pairs also finds them, which is kept; what other strategies take at first they take again.
+        limit = max(SLOW, HOPELESS * first[case.auto])
+        again = {way: run for way, run in runs.items() if way == "pairs" or first[way] < limit}
+        case.seconds = {way: [once] for way, once in first.items()} | measure.interleave(again, 1, warm_ups=0)
+        fastest = min(times[0] for times in case.seconds.values())
+        close = {w: run for w, run in again.items() if w == case.auto or case.seconds[w][0] < HOPELESS * fastest}
         if len(close) > 1:
-            # A fast case has many repeats, a slow one at least three.
-            repeats = int(BUDGET / sum(least[way] for way in close))
-            case.seconds |= measure.interleave(close, max(3, min(200, repeats)), warm_ups=0)
+            repeats = int(BUDGET / sum(case.seconds[way][0] for way in close))
+            more = measure.interleave(close, max(1, min(200, repeats)), warm_ups=0)
+            case.seconds |= {way: case.seconds[way] + times for way, times in more.items()}
     return case
 
 
