@@ -180,20 +180,13 @@ def plot(points: list[Point], crossings: dict[str, float | None]) -> None:
 
 
 def _mark(axes: Axes, tokens: float | None) -> None:
-    """A line at a crossing, with words to its left, where curves are low."""
+    """A line at a crossing, with words in the upper left corner, where no curve is."""
     if not tokens:
         return
     axes.axvline(tokens, color="black", lw=0.8, ls="--")
-    axes.annotate(
-        f"masked takes less\nthan softmax\nfrom N = {tokens:,.0f}",
-        (tokens, 0.97),
-        xycoords=("data", "axes fraction"),
-        xytext=(-6, 0),
-        textcoords="offset points",
-        ha="right",
-        va="top",
-        fontsize=9,
-    )
+    words = f"masked takes less than\nsoftmax from N = {tokens:,.0f}"
+    box = {"facecolor": "white", "edgecolor": "none", "pad": 2.0}
+    axes.text(0.03, 0.96, words, transform=axes.transAxes, va="top", fontsize=9, bbox=box)
 
 
 if __name__ == "__main__":
