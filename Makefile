@@ -27,7 +27,7 @@ lint: install
 	$(BIN)/lint-imports
 
 bench: install
-	$(BIN)/python -m benchmarks
+	$(BIN)/topomask bench
 
 clean:
 	rm -rf $(VENV) demo_output bench_output

@@ -1,139 +1,138 @@
-"""Masked attention against its peers on a grid of 32,768 tokens: ratios of medians measured in one run.
+"""Masked attention against its peers on a grid of 32,768 tokens: ratios of medians measured side by side.
 
 Setting A: grid 128 x 256, 20 repelling walks of length 10, symmetric, one head, 64 features, 64 values, float32, frozen
-walks. A route whose answer differs from ours is not reported.
+walks, all settings of the mask at their defaults. A way whose answer differs from ours is not reported.
 """
 
 from __future__ import annotations
 
 import statistics
-import time
-from collections.abc import Callable
-from typing import Any
+from dataclasses import asdict
+from functools import partial
+from typing import Literal
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 import topomask as tm
-from benchmarks import report
+from benchmarks import measure, peers, report
+from benchmarks.equal_error import EqualError, find_equal_error
 
 WIDTH = 64
+GEMM = 2048
+SOFTMAX = "scaled_dot_product_attention"
+
+Times = dict[str, list[float]]
 
 
-def milliseconds(run: Callable[[], Any], repeats: int = 9) -> list[float]:
-    """Times of repeats after one run that does not count."""
-    run()
-    times = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        run()
-        times.append(1e3 * (time.perf_counter() - start))
-    return times
-
-
-def linear_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Unmasked linear attention in plain torch."""
-    phi_q, phi_k = F.relu(q), F.relu(k)
-    return phi_q @ (phi_k.mT @ v) / (phi_q @ phi_k.sum(dim=-2, keepdim=True).mT)
-
-
-def torch_sparse(mask: tm.WalkMask, q: Tensor, k: Tensor, v: Tensor, dtype: torch.dtype, chunk: int) -> Tensor:
-    """Algorithm 1 of the paper with torch.sparse: products of sparse features with phi(k) x [v, 1], chunk by chunk."""
-    features = mask.features
-    assert isinstance(features, tuple)
-    query, key = features
-    f, size = mask.f().detach(), (q.shape[-2], q.shape[-2])
-    phi = torch.sparse_csr_tensor(query.row_ptr.to(dtype), query.columns.to(dtype), query.values(f), size)
-    transposed = key.transposed_pattern
-    psi = torch.sparse_csr_tensor(
-        transposed.row_ptr.to(dtype), transposed.columns.to(dtype), key.values(f)[key.pattern.order], size
-    )
-    phi_q, phi_k = F.relu(q[0, 0]), F.relu(k[0, 0])
-    values = torch.cat([v[0, 0], torch.ones(len(phi_q), 1)], dim=1)
-    out = torch.zeros_like(values)
-    for start in range(0, phi_q.shape[1], chunk):
-        part = slice(start, start + chunk)
-        spread = (phi_k[:, part, None] * values[:, None]).flatten(1)
-        mixed = (phi @ (psi @ spread)).view(len(phi_q), -1, values.shape[1])
-        out += torch.einsum("ia,iad->id", phi_q[:, part], mixed)
-    return (out[:, :-1] / out[:, -1:]).nan_to_num(0.0)[None, None]
-
-
-def forward_and_backward(attend: Callable[..., Tensor], inputs: list[Tensor]) -> Callable[[], None]:
-    leaves = [x.clone().requires_grad_() for x in inputs]
-    return lambda: attend(*leaves).sum().backward()
-
-
-def main() -> None:
+def main(quick: bool = False) -> None:
     torch.manual_seed(0)
-    graph = tm.grid_graph(128, 256)
-    mask = tm.WalkMask(graph, positive=True, seed=0)
-    asymmetric = tm.WalkMask(
-        graph, num_walks=64, max_length=20, f=tm.convolve(mask.f()[0].detach()), symmetric=False, seed=0
-    )
-    q, k, v = torch.randn(3, 1, 1, graph.num_nodes, WIDTH).unbind()
-    times: dict[str, list[float]] = {}
-
-    def ours(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return tm.masked_attention(q, k, v, mask, strategy="pairs")
-
+    graph = tm.grid_graph(32, 64) if quick else tm.grid_graph(128, 256)
+    mask = tm.WalkMask(graph, seed=0)
+    q, k, v = torch.randn(3, 1, 1, graph.num_nodes, WIDTH)
+    repeats = 3 if quick else 15
+    times: dict[str, Times] = {}
     with torch.no_grad():
-        answer = ours(q, k, v)
-        times["unmasked linear, forward"] = milliseconds(lambda: linear_attention(q, k, v))
-        times["ours, forward, f fixed"] = milliseconds(lambda: ours(q, k, v))
-        times["ours, refresh of the entries"] = milliseconds(mask._entries)
-        times["scaled_dot_product_attention"] = milliseconds(lambda: F.scaled_dot_product_attention(q, k, v), 3)
-        for dtype in (torch.int32, torch.int64):
-            for chunk in (4, 16, 64):
-                found = torch_sparse(mask, q, k, v, dtype, chunk)
-                if not torch.allclose(found, answer, rtol=1e-3, atol=1e-3):
-                    raise AssertionError(f"torch.sparse with {dtype} and chunks of {chunk} gives another answer")
-                name = f"Alg. 1 by torch.sparse, {dtype}, chunks of {chunk}"
-                times[name] = milliseconds(lambda d=dtype, c=chunk: torch_sparse(mask, q, k, v, d, c), 2)  # type: ignore[misc]
-    for batch in (1, 8):
-        inputs = [x.expand(batch, -1, -1, -1).contiguous() for x in (q, k, v)]
-        repeats = 5 if batch == 1 else 3
-        times[f"unmasked linear, forward + backward, batch {batch}"] = milliseconds(
-            forward_and_backward(linear_attention, inputs), repeats
-        )
-        times[f"ours, forward + backward, f learnt, batch {batch}"] = milliseconds(
-            forward_and_backward(ours, inputs), repeats
-        )
-    times["asymmetric, forward + backward, f learnt, batch 1"] = milliseconds(
-        forward_and_backward(lambda q, k, v: tm.masked_attention(q, k, v, asymmetric, strategy="pairs"), [q, k, v]), 5
-    )
-    _report(times)
+        times["forward"] = _forward(mask, q, k, v, repeats)
+        print("forward: measured", flush=True)
+        times["slow peers"] = _slow_peers(mask, q, k, v, repeats=3)
+        print("slow peers: measured", flush=True)
+    # Where gradients are asked for, entries are computed anew at every call.
+    times["refresh of the entries"] = measure.interleave({"when f has changed": mask.entries}, repeats)
+    equal = find_equal_error((16, 16) if quick else (32, 32))
+    print(f"equal error: {equal}", flush=True)
+    alpha = tm.convolve(mask.f()[0].detach())
+    asymmetric = tm.WalkMask(graph, equal.num_walks, 20, f=alpha, symmetric=False, seed=0)
+    both = {"symmetric": mask, "asymmetric": asymmetric}
+    times["forward and backward, batch 1"] = _training([q, k, v], both, repeats)
+    batch = [x.expand(8, -1, -1, -1).contiguous() for x in (q, k, v)]
+    times["forward and backward, batch 8"] = _training(batch, {"symmetric": mask}, 3 if quick else 5)
+    _report(times, len(mask.entries().values), equal, quick)
 
 
-def _report(times: dict[str, list[float]]) -> None:
-    medians = {name: statistics.median(values) for name, values in times.items()}
-    report.table(
-        ["what", "median ms", "least", "most"],
-        [[n, f"{medians[n]:.1f}", f"{min(t):.1f}", f"{max(t):.1f}"] for n, t in times.items()],
-    )
-    ours, plain = medians["ours, forward, f fixed"], medians["unmasked linear, forward"]
-    sparse = min(value for name, value in medians.items() if name.startswith("Alg. 1"))
-    both, one = "unmasked linear, forward + backward, batch 8", "unmasked linear, forward + backward, batch 1"
-    ratios = {
-        "Alg. 1 by torch.sparse / ours (bar: at least 30)": sparse / ours,
-        "ours / unmasked linear, forward (bar: at most 4)": ours / plain,
-        "scaled_dot_product_attention / ours (bar: at least 50)": medians["scaled_dot_product_attention"] / ours,
-        "ours / unmasked, forward + backward, batch 8 (bar: at most 5)": medians[
-            "ours, forward + backward, f learnt, batch 8"
-        ]
-        / medians[both],
-        "ours / unmasked, forward + backward, batch 1 (bar: at most 8)": medians[
-            "ours, forward + backward, f learnt, batch 1"
-        ]
-        / medians[one],
-        "asymmetric, error not matched / unmasked, forward + backward, batch 1 (bar: at most 5)": medians[
-            "asymmetric, forward + backward, f learnt, batch 1"
-        ]
-        / medians[one],
+def kernel_seconds(mask: tm.WalkMask, q: Tensor, k: Tensor, v: Tensor, repeats: int = 9) -> list[float]:
+    """Seconds of attention with little around the kernel: features given and not negative, the plain normaliser."""
+    q, k = q.abs(), k.abs()
+    given = partial(tm.masked_attention, feature_map="identity", normalizer="signed", strategy="pairs")
+    with torch.no_grad():
+        return measure.interleave({"kernel": lambda: given(q, k, v, mask)}, repeats)["kernel"]
+
+
+def _forward(mask: tm.WalkMask, q: Tensor, k: Tensor, v: Tensor, repeats: int) -> Times:
+    """Ours, unmasked linear attention, and a matrix product for the rate of the machine."""
+    a, b = torch.randn(2, GEMM, GEMM)
+    runs: dict[str, measure.Run] = {
+        "ours": lambda: tm.masked_attention(q, k, v, mask),
+        "unmasked linear": lambda: peers.linear_attention(q, k, v),
+        "matrix product of 2048": lambda: a @ b,
     }
-    report.table(["ratio", "measured"], [[name, f"{value:.1f}"] for name, value in ratios.items()])
-    report.save("attention", {"milliseconds": times, "ratios": ratios})
+    return measure.interleave(runs, repeats) | {"ours, features given": kernel_seconds(mask, q, k, v, repeats)}
+
+
+def _slow_peers(mask: tm.WalkMask, q: Tensor, k: Tensor, v: Tensor, repeats: int) -> Times:
+    """The two fastest variants of Alg. 1, and softmax attention, beside ours."""
+    answer = tm.masked_attention(q, k, v, mask)
+    variants: dict[str, measure.Run] = {}
+    for integers in peers.INTEGERS:
+        for chunk in peers.CHUNKS:
+            name, attend = peers.variant(integers, chunk), peers.algorithm_1(mask, integers, chunk)
+            measure.check_same(name, attend(q, k, v), answer)
+            variants[name] = partial(attend, q, k, v)
+    screened = measure.interleave(variants, repeats=1, warm_ups=0)
+    # One run each does not tell the fastest for sure, so the two fastest go on.
+    first, second = sorted(screened, key=lambda name: screened[name][0])[:2]
+    runs: dict[str, measure.Run] = {
+        "ours": lambda: tm.masked_attention(q, k, v, mask),
+        first: variants[first],
+        second: variants[second],
+        SOFTMAX: lambda: F.scaled_dot_product_attention(q, k, v),
+    }
+    slower = {f"{name} (once)": found for name, found in screened.items() if name not in runs}
+    return measure.interleave(runs, repeats, warm_ups=0) | slower
+
+
+def _training(inputs: list[Tensor], masks: dict[str, tm.WalkMask], repeats: int) -> Times:
+    """Forward and backward, f learnt."""
+    runs = {"unmasked linear": measure.forward_and_backward(peers.linear_attention, inputs)}
+    for name, mask in masks.items():
+        attend = partial(tm.masked_attention, mask=mask)
+        runs[name] = measure.forward_and_backward(attend, inputs, list(mask.parameters()))
+    return measure.interleave(runs, repeats)
+
+
+def _report(times: dict[str, Times], num_pairs: int, equal: EqualError, quick: bool) -> None:
+    for name, group in times.items():
+        print(name)
+        report.table(measure.TIME_HEADER, measure.time_rows(group))
+
+    def compare(group: str, above: str, below: str) -> measure.Ratio:
+        return measure.ratio(times[group][above], times[group][below])
+
+    def bar(what: str, found: measure.Ratio, relation: Literal["<=", ">="], limit: float) -> report.Bar:
+        return report.Bar(what, found.value, relation, limit, str(found))
+
+    slow = {name: statistics.median(found) for name, found in times["slow peers"].items() if len(found) > 1}
+    fastest = min((name for name in slow if name.startswith("Alg. 1")), key=lambda name: slow[name])
+    one, eight = "forward and backward, batch 1", "forward and backward, batch 8"
+    median = {name: statistics.median(found) for name, found in times["forward"].items()}
+    gemm = 2.0 * GEMM**3 / median["matrix product of 2048"]
+    rates = {name: 2.0 * num_pairs * 2 * WIDTH / median[name] for name in ("ours", "ours, features given")}
+    found = [
+        bar(f"{fastest} / ours, forward", compare("slow peers", fastest, "ours"), ">=", 30),
+        bar("ours / unmasked linear, forward", compare("forward", "ours", "unmasked linear"), "<=", 4),
+        bar("softmax (SDPA) / ours, forward", compare("slow peers", SOFTMAX, "ours"), ">=", 50),
+        bar(f"ours / unmasked linear, {eight}", compare(eight, "symmetric", "unmasked linear"), "<=", 5),
+        bar(f"ours / unmasked linear, {one}", compare(one, "symmetric", "unmasked linear"), "<=", 8),
+        bar(f"the same, {equal.num_walks} asymmetric walks", compare(one, "asymmetric", "unmasked linear"), "<=", 5),
+        report.Bar("rate of attention over that of GEMM, %", 100 * rates["ours"] / gemm),
+        report.Bar("the same, features given, %", 100 * rates["ours, features given"] / gemm, ">=", 40),
+        report.Bar("rate of GEMM, GFLOP/s", 1e-9 * gemm),
+        report.Bar("pairs", num_pairs),
+    ]
+    ratios = report.bars(found, quick=quick)
+    print(f"equal error: {equal}")
+    report.save("attention", {"seconds": times, "bars": ratios, "equal_error": asdict(equal), "quick": quick})
 
 
 if __name__ == "__main__":

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import platform
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -29,3 +30,40 @@ def table(header: list[str], rows: list[list[str]]) -> None:
     for row in [header, ["-" * width for width in widths], *rows]:
         print("| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |")
     print()
+
+
+@dataclass(frozen=True)
+class Bar:
+    """Something measured, and what it should be: at most or at least a limit, or nothing in particular."""
+
+    what: str
+    measured: float
+    relation: Literal["<=", ">=", ""] = ""
+    limit: float = float("nan")
+    shown: str = ""
+
+    @property
+    def met(self) -> bool | None:
+        """Whether the bar is met; None where there is none."""
+        if not self.relation:
+            return None
+        return self.measured <= self.limit if self.relation == "<=" else self.measured >= self.limit
+
+
+def bars(found: list[Bar], *, quick: bool = False) -> dict[str, Any]:
+    """Print what was measured beside its bars, and return the same for the JSON file. Quick runs are not judged."""
+    verdicts = {True: "yes", False: "NO", None: ""}
+    rows = [
+        [
+            bar.what,
+            bar.shown or f"{bar.measured:.3g}",
+            f"{bar.relation} {bar.limit:g}" if bar.relation else "",
+            "quick" if quick and bar.relation else verdicts[bar.met],
+        ]
+        for bar in found
+    ]
+    table(["what", "measured", "bar", "met"], rows)
+    return {
+        bar.what: {"measured": bar.measured, "bar": rows[k][2], "met": None if quick else bar.met}
+        for k, bar in enumerate(found)
+    }

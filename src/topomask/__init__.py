@@ -1,13 +1,20 @@
-"""Tell a transformer which graph its tokens live on, at linear cost."""
+"""Tell a transformer which graph its tokens live on, at linear cost.
 
-from topomask import feature_maps, nn, series, theory
-from topomask.attention import masked_attention, masked_softmax_attention
-from topomask.builders import cycle_graph, grid_graph, hypercube_graph, knn_graph, path_graph
-from topomask.graph import Graph
-from topomask.masks import DenseMask, LowRankMask, Mask, PowerSeriesMask, PrefixMask, SelectedMask, WalkMask
-from topomask.planning import Plan, plan_attention
-from topomask.series import convolve, deconvolve
-from topomask.walks import WalkFeatures, sample_features
+Names are imported when they are first used, so that ``topomask --help`` need not wait for torch.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from topomask import feature_maps, nn, series, theory
+    from topomask.attention import masked_attention, masked_softmax_attention
+    from topomask.builders import cycle_graph, grid_graph, hypercube_graph, knn_graph, path_graph
+    from topomask.graph import Graph
+    from topomask.masks import DenseMask, LowRankMask, Mask, PowerSeriesMask, PrefixMask, SelectedMask, WalkMask
+    from topomask.planning import Plan, plan_attention
+    from topomask.series import convolve, deconvolve
+    from topomask.walks import WalkFeatures, sample_features
 
 __version__ = "0.1.0"
 
@@ -38,3 +45,31 @@ __all__ = [
     "series",
     "theory",
 ]
+
+# Where every name lives; the modules themselves are names too.
+_HOMES = {
+    "attention": ("masked_attention", "masked_softmax_attention"),
+    "builders": ("cycle_graph", "grid_graph", "hypercube_graph", "knn_graph", "path_graph"),
+    "graph": ("Graph",),
+    "masks": ("DenseMask", "LowRankMask", "Mask", "PowerSeriesMask", "PrefixMask", "SelectedMask", "WalkMask"),
+    "planning": ("Plan", "plan_attention"),
+    "series": ("convolve", "deconvolve"),
+    "walks": ("WalkFeatures", "sample_features"),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+_MODULES = ("feature_maps", "nn", "series", "theory")
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return importlib.import_module(f"topomask.{name}")
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'topomask' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"topomask.{_HOME_OF[name]}"), name)
+    # The next access finds it as a plain attribute.
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

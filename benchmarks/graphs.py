@@ -1,0 +1,63 @@
+"""The graphs on which strategies are compared."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import networkx as nx
+import numpy as np
+
+import topomask as tm
+
+DATA_SETS = ("coauthor-physics", "tolokers")
+
+
+def star(num_leaves: int) -> tm.Graph:
+    """One node in the middle, joined to all others."""
+    leaves = np.arange(1, num_leaves + 1)
+    return tm.Graph.from_edges(np.stack([np.zeros_like(leaves), leaves]))
+
+
+def barabasi_albert(num_nodes: int) -> tm.Graph:
+    """A graph with hubs: every new node is joined to 3 others, preferring those with many neighbours."""
+    return tm.Graph.from_networkx(nx.barabasi_albert_graph(num_nodes, 3, seed=0))
+
+
+def read_npz(path: Path) -> tm.Graph:
+    """The graph of a data set: arrays ``y``, one per node, and ``edges``, [E, 2] undirected."""
+    with np.load(path, allow_pickle=False) as arrays:
+        return tm.Graph.from_edges(arrays["edges"].T, num_nodes=len(arrays["y"]))
+
+
+def synthetic(quick: bool) -> dict[str, Callable[[], tm.Graph]]:
+    """Grids, a path, stars and graphs with hubs, by name."""
+    small: dict[str, Callable[[], tm.Graph]] = {
+        "grid 16 x 16": partial(tm.grid_graph, 16, 16),
+        "star, 4,096 leaves": partial(star, 4096),
+    }
+    if quick:
+        return small
+    return small | {
+        "grid 64 x 64": partial(tm.grid_graph, 64, 64),
+        "grid 128 x 128": partial(tm.grid_graph, 128, 128),
+        "path, 4,096": partial(tm.path_graph, 4096),
+        "star, 32,768 leaves": partial(star, 32_768),
+        "Barabasi-Albert, 2,048": partial(barabasi_albert, 2048),
+        "Barabasi-Albert, 16,384": partial(barabasi_albert, 16_384),
+    }
+
+
+def data_sets() -> dict[str, Callable[[], tm.Graph]]:
+    """Graphs of data sets under ``$TOPOMASK_DATA/node``; those that are not there are named and left out."""
+    root = os.environ.get("TOPOMASK_DATA")
+    found: dict[str, Callable[[], tm.Graph]] = {}
+    for name in DATA_SETS:
+        path = Path(root or "", "node", f"{name}.npz")
+        if root and path.is_file():
+            found[name] = partial(read_npz, path)
+        else:
+            print(f"{name} is left out: it is not in node/ of the data folder (--data or TOPOMASK_DATA).")
+    return found

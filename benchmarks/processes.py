@@ -1,0 +1,46 @@
+"""Measurements that need a process of their own: peak memory, and what happens at the start."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import topomask
+
+
+class ProcessError(RuntimeError):
+    """A process that did not come to its end; the message is the last line it wrote."""
+
+
+def run_fresh(module: str, *arguments: str, **environment: str) -> dict[str, Any]:
+    """Run ``python -m module arguments`` in a new process and read the JSON that it prints last."""
+    folders = [str(Path(__file__).parents[1]), str(Path(topomask.__file__).parents[1])]
+    path = os.pathsep.join([*folders, os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+    done = subprocess.run(
+        [sys.executable, "-m", module, *arguments],
+        env=os.environ | {"PYTHONPATH": path} | environment,
+        capture_output=True,
+        text=True,
+    )
+    if done.returncode:
+        lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+        raise ProcessError(lines[-1])
+    return dict(json.loads(done.stdout.strip().splitlines()[-1]))
+
+
+def peak_bytes() -> int:
+    """The most memory that this process has held so far."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    # Linux counts kilobytes, macOS bytes.
+    return peak if sys.platform == "darwin" else 1024 * peak
+
+
+def limit_memory(most_bytes: int) -> None:
+    """Let this process fail when it asks for more."""
+    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+    resource.setrlimit(resource.RLIMIT_AS, (most_bytes, hard))
