@@ -375,8 +375,8 @@ def _drop_pairs(
     keeps = [None] * len(q) if is_key is None else list(is_key)
     flags = (way.softmax, way.absolute, way.normalize)
     results = [
-        pairs.attend(pattern, values, magnitudes, *one, keep, *flags, drop=lambda x: F.dropout(x, dropout_p))[0]
-        for *one, keep in zip(q, k, v, keeps, strict=True)
+        pairs.attend(pattern, values, magnitudes, *one, *flags, drop=lambda x: F.dropout(x, dropout_p))[0]
+        for one in zip(q, k, v, keeps, strict=True)
     ]
     return torch.stack(results)
 

@@ -17,6 +17,7 @@ from topomask.ops.feature_attention import (
     numba,
     reference,
 )
+from topomask.ops.tiles import layout
 
 GRAPHS = {
     "ragged": ragged_graph,
@@ -48,7 +49,7 @@ def arguments(name: str, own: bool, dtype: torch.dtype = torch.float32, num_head
 def test_agrees_with_the_reference(name, own, softmax, normalize, min_lanes, monkeypatch):
     if softmax and not normalize:
         normalize = True
-    monkeypatch.setattr(numba.tiles, "MIN_LANES", min_lanes)
+    monkeypatch.setattr(layout, "MIN_LANES", min_lanes)
     patterns, values, sizes, (q, k, v) = arguments(name, own, num_heads=2)
     inputs = _inputs(*patterns, values, sizes)
     is_key = torch.rand(*k.shape[:2]) > 0.3 if softmax else torch.empty(0, 0, dtype=torch.bool)
@@ -59,8 +60,8 @@ def test_agrees_with_the_reference(name, own, softmax, normalize, min_lanes, mon
     expected = reference.feature_attention(*fine, is_key, *flags)
     torch.testing.assert_close(found[0].double(), expected[0], rtol=1e-4, atol=1e-4)
     grad = torch.randn_like(found[0])
-    grads = numba.feature_attention_backward(grad, *found, *inputs, none, none, q, k, v, is_key, *flags)
-    wanted = reference.feature_attention_backward(grad.double(), *fine, is_key, *flags)
+    grads = numba.feature_attention_backward(*inputs, none, none, q, k, v, is_key, *flags, grad, *found)
+    wanted = reference.feature_attention_backward(*fine, is_key, *flags, grad.double())
     for a, b in zip(grads, wanted, strict=True):
         scale = max(1.0, float(b.abs().max())) if b.numel() else 1.0
         torch.testing.assert_close(a.double(), b, rtol=2e-4, atol=2e-4 * scale)
@@ -68,7 +69,7 @@ def test_agrees_with_the_reference(name, own, softmax, normalize, min_lanes, mon
     kept = numba.feature_attention(*inputs, packed.weights, packed.sizes, q, k, v, is_key, *flags)
     torch.testing.assert_close(kept[0], found[0], rtol=1e-5, atol=1e-5)
     given = numba.feature_attention_backward(
-        grad, *kept, *inputs, packed.weights, packed.sizes, q, k, v, is_key, *flags
+        *inputs, packed.weights, packed.sizes, q, k, v, is_key, *flags, grad, *kept
     )
     for a, b in zip(given[4:], grads[4:], strict=True):
         torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4)
@@ -103,8 +104,8 @@ def test_opcheck():
 
 def test_layouts_are_made_once_and_kept_as_long_as_the_features(monkeypatch):
     made = []
-    original = numba.tiles.make_layout
-    monkeypatch.setattr(numba.tiles, "make_layout", lambda *args, **kwargs: made.append(1) or original(*args, **kwargs))
+    original = numba.make_layout
+    monkeypatch.setattr(numba, "make_layout", lambda *args, **kwargs: made.append(1) or original(*args, **kwargs))
     mask = tm.WalkMask(tm.grid_graph(12, 12), seed=0)
     q, k, v = torch.randn(3, 1, 1, 144, 8).requires_grad_()
     for _ in range(3):

@@ -11,6 +11,7 @@ from torch.library import opcheck
 import topomask as tm
 from registry import MASKS, ragged_graph, star_graph, walk_mask
 from topomask.ops.pair_attention import _pair_attention, numba, pair_attention, reference
+from topomask.ops.tiles import layout
 
 CASES = {
     "ragged": lambda: walk_mask(ragged_graph(), num_heads=2),
@@ -84,7 +85,7 @@ def test_rows_agree_with_the_reference(name, dtype, own, flags, monkeypatch):
 def test_tiles_agree_with_the_reference(name, own, flags, min_lanes, monkeypatch):
     """Keys taken with all lanes, pair by pair, and both; widths that fill vectors and that do not."""
     monkeypatch.setattr(numba, "MIN_ENTRIES_PER_ROW", 0)
-    monkeypatch.setattr(numba.tiles, "MIN_LANES", min_lanes)
+    monkeypatch.setattr(layout, "MIN_LANES", min_lanes)
     for width, depth in ((16, 32), (1, 1), (21, 37)):
         pattern, inputs, is_key = arguments(name, torch.float32, width, depth, own, padded=flags[0])
         inputs = well_conditioned(inputs, own, flags)
@@ -125,8 +126,8 @@ def test_layouts_are_kept_as_long_as_their_pattern(monkeypatch):
 def test_the_backward_pass_finds_the_layout_of_the_forward_pass(monkeypatch):
     monkeypatch.setattr(numba, "MIN_ENTRIES_PER_ROW", 0)
     made = []
-    original = numba.tiles.make_layout
-    monkeypatch.setattr(numba.tiles, "make_layout", lambda *args, **kwargs: made.append(1) or original(*args, **kwargs))
+    original = numba.make_layout
+    monkeypatch.setattr(numba, "make_layout", lambda *args, **kwargs: made.append(1) or original(*args, **kwargs))
     pattern, inputs, _ = arguments("grid", torch.float32)
     leaves = [x.requires_grad_() for x in inputs]
     for _ in range(2):

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from topomask.graph import Graph, Normalization
 from topomask.masks.base import Mask, sparse_multiply
 from topomask.ops import segments
-from topomask.ops.sparse_product import Pattern, make_pattern
+from topomask.ops.sparse_product import make_pattern
 
 
 class PowerSeriesMask(Mask):

@@ -79,11 +79,11 @@ def _feature_attention_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     features = (row_ptr, columns, column_ptr, rows, num_keys, query, query_sizes, key, key_sizes)
     if not fits(grad, query, q, k, v):
-        return reference.feature_attention_backward(grad, *features, q, k, v, is_key, softmax, normalize)
+        return reference.feature_attention_backward(*features, q, k, v, is_key, softmax, normalize, grad)
     from topomask.ops.feature_attention import numba
 
     outputs = (grad, out, denominator)
-    return numba.feature_attention_backward(*outputs, *features, weights, sizes, q, k, v, is_key, softmax, normalize)
+    return numba.feature_attention_backward(*features, weights, sizes, q, k, v, is_key, softmax, normalize, *outputs)
 
 
 @_feature_attention_backward.register_fake

@@ -9,18 +9,19 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from topomask.ops import tiles
+from topomask.ops.tiles.layout import Layout, make_layout, order_nodes
 
 # Layouts by the columns of the queries' features, with the keys' features that they belong to.
 _layouts: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
 
-def _layout(row_ptr: Tensor, columns: Tensor, column_ptr: Tensor, rows: Tensor, num_keys: int) -> tiles.Layout:
+def _layout(row_ptr: Tensor, columns: Tensor, column_ptr: Tensor, rows: Tensor, num_keys: int) -> Layout:
     """Tiles of a product, kept as long as its features are."""
     kept = _layouts.get(columns)
     if kept is None or kept[0]() is not rows:
         square = len(row_ptr) == len(column_ptr)
-        order = tiles.order_nodes(row_ptr, columns) if square else None
-        layout, _ = tiles.make_layout(row_ptr, columns, num_keys, column_ptr, rows, order)
+        order = order_nodes(row_ptr, columns) if square else None
+        layout, _ = make_layout(row_ptr, columns, num_keys, column_ptr, rows, order)
         kept = _layouts[columns] = weakref.ref(rows), layout
     return kept[1]
 
@@ -85,9 +86,6 @@ def feature_attention(
 
 
 def feature_attention_backward(
-    grad: Tensor,
-    out: Tensor,
-    denominator: Tensor,
     row_ptr: Tensor,
     columns: Tensor,
     column_ptr: Tensor,
@@ -105,6 +103,9 @@ def feature_attention_backward(
     is_key: Tensor,
     softmax: bool,
     normalize: bool,
+    grad: Tensor,
+    out: Tensor,
+    denominator: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients in the four sets of feature values, and in q, k and v."""
     pattern = (row_ptr, columns, column_ptr, rows)

@@ -51,7 +51,6 @@ def feature_attention(
 
 
 def feature_attention_backward(
-    grad: Tensor,
     row_ptr: Tensor,
     columns: Tensor,
     column_ptr: Tensor,
@@ -67,6 +66,7 @@ def feature_attention_backward(
     is_key: Tensor,
     softmax: bool,
     normalize: bool,
+    grad: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients in the four sets of feature values, and in q, k and v."""
     features = (row_ptr, columns, column_ptr, rows)

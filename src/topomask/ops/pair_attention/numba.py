@@ -1,8 +1,8 @@
 """Attention over the entries of a sparse mask, compiled.
 
-In float32, where rows have many entries, in tiles of 16 queries. Otherwise row by row, four neighbours at a time, so that
-a query is read once for four keys. The backward pass gives every thread a block of rows with about as many entries, and
-gradients of keys and values of its own, which are added up at the end.
+In float32, where rows have many entries, in tiles of 16 queries. Otherwise row by row, four neighbours at a time, so
+that a query is read once for four keys. The backward pass gives every thread a block of rows with about as many
+entries, and gradients of keys and values of its own, which are added up at the end.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from topomask.ops import tiles
 from topomask.ops.backend import Kernel, arrays, row_blocks
 from topomask.ops.pair_attention import MIN_ENTRIES_PER_ROW
 from topomask.ops.sparse_product import Pattern
+from topomask.ops.tiles.layout import Layout, make_layout, order_nodes
 
 _MAX_EXPONENT = 60.0
 # Stands for minus infinity, which kernels with fast mathematics must not meet.
@@ -119,8 +120,8 @@ def _forward(row_ptr, columns, values, sizes, q, k, v, is_key, softmax, absolute
 
 
 def _backward(
-    row_ptr, columns, values, sizes, own, q, k, v, is_key, softmax, absolute, normalize, most, grad, out, totals, starts,
-    grad_values, grad_sizes, grad_q, parts_k, parts_v,
+    row_ptr, columns, values, sizes, own, q, k, v, is_key, softmax, absolute, normalize, most, grad, out, totals,
+    starts, grad_values, grad_sizes, grad_q, parts_k, parts_v,
 ):  # fmt: skip
     """Gradients of everything; ``parts_k`` and ``parts_v`` [blocks, B, N, .] have one summand per block of rows."""
     width, depth = q.shape[2], v.shape[2]
@@ -173,14 +174,14 @@ def _backward(
 _forward_kernel, _backward_kernel = Kernel(_forward, fastmath=True), Kernel(_backward, fastmath=True)
 
 
-def _layout(pattern: Pattern, q: Tensor, absolute: bool) -> tuple[tiles.Layout, Tensor] | None:
+def _layout(pattern: Pattern, q: Tensor, absolute: bool) -> tuple[Layout, Tensor] | None:
     """Tiles of a pattern, kept as long as the pattern is; None where going row by row is better."""
     columns = pattern.columns
     if q.dtype != torch.float32 or absolute or len(columns) < MIN_ENTRIES_PER_ROW * q.shape[1]:
         return None
     if columns not in _layouts:
-        order = tiles.order_nodes(pattern.row_ptr, columns) if pattern.shape[0] == pattern.shape[1] else None
-        _layouts[columns] = tiles.make_layout(pattern.row_ptr, columns, pattern.shape[1], order=order)
+        order = order_nodes(pattern.row_ptr, columns) if pattern.shape[0] == pattern.shape[1] else None
+        _layouts[columns] = make_layout(pattern.row_ptr, columns, pattern.shape[1], order=order)
     return _layouts[columns]
 
 
@@ -240,10 +241,10 @@ def pair_attention_backward(
     if found is not None:
         layout, slots = found
         source = tiles.from_entries(pattern.row_ptr, slots, values, magnitudes)
-        (grad_values, grad_magnitudes), *others = tiles.backward(
+        (grad_values, grad_magnitudes), grad_q, grad_k, grad_v = tiles.backward(
             layout, source, q, k, v, is_key, softmax, normalize, grad, out, denominator
         )
-        return grad_values, grad_magnitudes, *others
+        return grad_values, grad_magnitudes, grad_q, grad_k, grad_v
     starts, own = row_blocks(pattern.row_ptr), len(magnitudes) > 0
     grads = [torch.zeros_like(x, memory_format=torch.contiguous_format) for x in (values, magnitudes, q)]
     parts = [q.new_zeros(len(starts) - 1, *x.shape) for x in (k, v)]

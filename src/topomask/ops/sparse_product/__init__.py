@@ -14,7 +14,7 @@ from topomask.ops.sparse_product import reference
 
 
 class Pattern(NamedTuple):
-    """Where a sparse matrix [R, N] has entries, by rows and by columns. Columns, rows and order are int32 if they fit."""
+    """Where a sparse matrix [R, N] has entries, by rows and by columns; int32 where it fits, but for pointers."""
 
     row_ptr: Tensor  # [R + 1], int64
     columns: Tensor  # [P]

@@ -1,9 +1,9 @@
 """Inner loops of the tile kernels, in LLVM's vector types: Numba's vectoriser uses neither full-width registers nor
 broadcasts from memory.
 
-A tile holds 16 rows (queries) in the lanes of vectors: ``lanes[a, :]`` is feature a of all 16. Another matrix is read row
-by row, eight rows (keys) at a time, wherever they lie: a number of such a row is broadcast and meets all 16 lanes at
-once. All arguments are addresses or integers; matrices are float32.
+A tile holds 16 rows (queries) in the lanes of vectors: ``lanes[a, :]`` is feature a of all 16. Another matrix is read
+row by row, eight rows (keys) at a time, wherever they lie: a number of such a row is broadcast and meets all 16 lanes
+at once. All arguments are addresses or integers; matrices are float32.
 """
 
 from __future__ import annotations
@@ -272,7 +272,7 @@ def dot_row(context, left, right, width):
 
 @intrinsic
 def add_row(context, factor, source, target, width):
-    """target += factor source, for two rows."""
+    """Target += factor source, for two rows."""
 
     def generate(_, builder, signature, args):
         factor, source, target, width = args
@@ -391,7 +391,8 @@ def spread_column(context, feature, rows, values, first, end, where, weights):
 @intrinsic
 def collect_column(context, feature, rows, values, first, end, where, grads, grad_feature, grad_values):
     """The derivative of `spread_column`: grad_feature[:] = sum_p values[p] grads[where[rows[p]], :], and
-    grad_values[p] += sum over lanes of grads[where[rows[p]], :] feature[:]."""
+    grad_values[p] += sum over lanes of grads[where[rows[p]], :] feature[:].
+    """
 
     def generate(_, builder, signature, args):
         feature, rows, values, first, end, where, grads, grad_feature, grad_values = args

@@ -1,0 +1,326 @@
+"""Attention of one tile after the other."""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit, prange
+
+from topomask.ops.backend import Kernel
+from topomask.ops.tiles import vectors
+from topomask.ops.tiles.vectors import KEYS, LANES
+from topomask.ops.tiles.weights import ENTRIES, FEATURES, PACKED, fill, spread_entries, spread_features
+
+# Beyond this the exponent of a score is cut: see `topomask/ops/pair_attention/reference.py`.
+_MAX_EXPONENT = 60.0
+_LARGEST_EXPONENT = 85.0
+# Stands for minus infinity, which kernels with fast mathematics must not meet.
+_LOWEST = np.float32(-1e30)
+
+
+@njit(error_model="numpy")
+def _copy_rows(tile, order, x, padded, out):
+    """Rows of a tile, [16, padded]; what is over stays zero."""
+    width = x.shape[1]
+    for r in range(LANES):
+        i = order[tile * LANES + r]
+        for a in range(width):
+            out[r * padded + a] = x[i, a]
+
+
+@njit(error_model="numpy", fastmath=True)
+def _exponentials(x, bits, count):
+    """Powers of e, in place; ``bits`` is room for as many integers."""
+    for k in range(count):
+        value = min(max(x[k], np.float32(-87.0)), np.float32(88.0))
+        turns = value * np.float32(1.4426950408889634)
+        whole = np.int32(turns + (np.float32(0.5) if turns > 0 else np.float32(-0.5)))
+        rest = value - np.float32(whole) * np.float32(0.693359375)
+        rest = rest - np.float32(whole) * np.float32(-2.12194440e-4)
+        power = np.float32(1.9875691500e-4)
+        power = power * rest + np.float32(1.3981999507e-3)
+        power = power * rest + np.float32(8.3334519073e-3)
+        power = power * rest + np.float32(4.1665795894e-2)
+        power = power * rest + np.float32(1.6666665459e-1)
+        power = power * rest + np.float32(5.0000001201e-1)
+        power = power * rest * rest + rest + np.float32(1.0)
+        bits[k] = (whole + np.int32(127)) << np.int32(23)
+        x[k] = power if x[k] >= np.float32(-87.0) else np.float32(0.0)
+    powers_of_two = bits.view(np.float32)
+    for k in range(count):
+        x[k] *= powers_of_two[k]
+
+
+@njit(error_model="numpy")
+def _to_powers(count, scores, sizes, lanes, bits):
+    """exp(score - shift) in place, where the shift of a lane makes its largest power times size about 1."""
+    top, cap = lanes[:LANES], lanes[LANES : 2 * LANES]
+    top[:], cap[:] = _LOWEST, 0
+    patterns = sizes.view(np.int32)
+    for c in range(count):
+        for r in range(LANES):
+            x = c * LANES + r
+            # The exponent of a size is its logarithm but for a factor of 2, which is enough: the shift cancels.
+            height = scores[x] + np.float32(0.6931472) * np.float32(((patterns[x] & 0x7FFFFFFF) >> 23) - 126)
+            if sizes[x] != 0:
+                top[r] = max(top[r], height)
+                cap[r] = max(cap[r], abs(sizes[x]))
+    for r in range(LANES):
+        top[r] = top[r] if top[r] > np.float32(0.9) * _LOWEST else 0
+        cap[r] = min(_MAX_EXPONENT - np.log(cap[r]), _LARGEST_EXPONENT) if cap[r] > 0 else 0
+    for c in range(count):
+        for r in range(LANES):
+            scores[c * LANES + r] = min(scores[c * LANES + r] - top[r], cap[r])
+    _exponentials(scores, bits, count * LANES)
+
+
+@njit(error_model="numpy")
+def _hide_keys(tile, layout, is_key, scores):
+    """Scores of padding become as low as can be."""
+    starts, keys = layout[1], layout[3]
+    for k in range(starts[tile], starts[tile + 1]):
+        if not is_key[keys[k]]:
+            first = (k - starts[tile]) * LANES
+            scores[first : first + LANES] = _LOWEST
+
+
+@njit(error_model="numpy")
+def _score(tile, layout, lanes, rows, padded, x, scores):
+    """Products of the 16 rows of a tile with its keys, [keys, 16]; zero where a key is not seen and taken alone."""
+    _, starts, ends, keys, rest_ptr, rest, _ = layout
+    width = x.shape[1]
+    left, row, right, to = lanes.ctypes.data, rows.ctypes.data, x.ctypes.data, scores.ctypes.data
+    key = keys.ctypes.data + 4 * starts[tile]
+    for first in range(0, ends[tile] - starts[tile], KEYS):
+        vectors.dot_keys(left, right, key + 4 * first, width, to + 4 * LANES * first, right, width)
+    scores[(ends[tile] - starts[tile]) * LANES : (starts[tile + 1] - starts[tile]) * LANES] = 0
+    for r in range(LANES):
+        for p in range(rest_ptr[tile * LANES + r], rest_ptr[tile * LANES + r + 1]):
+            j = np.int64(keys[starts[tile] + rest[p]])
+            scores[rest[p] * LANES + r] = vectors.dot_row(row + 4 * r * padded, right + 4 * j * width, width)
+
+
+@njit(error_model="numpy")
+def _attend_linear(tile, layout, lanes, rows, padded, k, v, weights, sizes, scores, totals, out_lanes, deep, out):
+    """Numerator [16, deep] and denominator [16] of linear attention of a tile."""
+    _, starts, ends, keys, rest_ptr, rest, _ = layout
+    width, depth = k.shape[1], v.shape[1]
+    out_lanes[: deep * LANES] = 0
+    totals[:LANES] = 0
+    left, row, k_at, v_at = lanes.ctypes.data, rows.ctypes.data, k.ctypes.data, v.ctypes.data
+    weight, size, score, total = weights.ctypes.data, sizes.ctypes.data, scores.ctypes.data, totals.ctypes.data
+    to, out_row = out_lanes.ctypes.data, out.ctypes.data
+    key = keys.ctypes.data + 4 * starts[tile]
+    for first in range(0, ends[tile] - starts[tile], KEYS):
+        at = 4 * LANES * first
+        vectors.weigh_keys(left, k_at, key + 4 * first, width, weight + at, size + at, score, total, v_at, depth)
+        vectors.add_keys(score, v_at, key + 4 * first, depth, to, k_at, width)
+    vectors.lanes_to_rows(to, deep, out_row)
+    for r in range(LANES):
+        for p in range(rest_ptr[tile * LANES + r], rest_ptr[tile * LANES + r + 1]):
+            j = np.int64(keys[starts[tile] + rest[p]])
+            product = vectors.dot_row(row + 4 * r * padded, k_at + 4 * j * width, width)
+            totals[r] += product * sizes[rest[p] * LANES + r]
+            factor = product * weights[rest[p] * LANES + r]
+            vectors.add_row(factor, v_at + 4 * j * depth, out_row + 4 * r * deep, depth)
+
+
+@njit(error_model="numpy")
+def _combine(tile, layout, scores, x, lanes, padded, out):
+    """out[r] = sum over keys of score x[key], [16, padded]."""
+    _, starts, ends, keys, rest_ptr, rest, _ = layout
+    width = x.shape[1]
+    lanes[: padded * LANES] = 0
+    score, right, to, out_row = scores.ctypes.data, x.ctypes.data, lanes.ctypes.data, out.ctypes.data
+    key = keys.ctypes.data + 4 * starts[tile]
+    for first in range(0, ends[tile] - starts[tile], KEYS):
+        vectors.add_keys(score + 4 * LANES * first, right, key + 4 * first, width, to, right, width)
+    vectors.lanes_to_rows(to, padded, out_row)
+    for r in range(LANES):
+        for p in range(rest_ptr[tile * LANES + r], rest_ptr[tile * LANES + r + 1]):
+            j = np.int64(keys[starts[tile] + rest[p]])
+            factor = scores[rest[p] * LANES + r]
+            vectors.add_row(factor, right + 4 * j * width, out_row + 4 * r * padded, width)
+
+
+@njit(error_model="numpy")
+def _differentiate(
+    tile, layout, softmax, own, lanes, rows, padded, grad_lanes, grad_rows, deep, k, v, weights, sizes, scores, through,
+    bare, grad_weights, grad_sizes, query_lanes, grad_query, grad_k, grad_v,
+):  # fmt: skip
+    """Gradients of a tile; ``scores`` hold powers for softmax attention."""
+    _, starts, ends, keys, rest_ptr, rest, _ = layout
+    width, depth = k.shape[1], v.shape[1]
+    query_lanes[: padded * LANES] = 0
+    left, row, grad_left, grad_row = lanes.ctypes.data, rows.ctypes.data, grad_lanes.ctypes.data, grad_rows.ctypes.data
+    k_at, v_at, to_k, to_v = k.ctypes.data, v.ctypes.data, grad_k.ctypes.data, grad_v.ctypes.data
+    weight, size, score, pull = weights.ctypes.data, sizes.ctypes.data, scores.ctypes.data, through.ctypes.data
+    push, grad_weight, grad_size = bare.ctypes.data, grad_weights.ctypes.data, grad_sizes.ctypes.data
+    to, out_row = query_lanes.ctypes.data, grad_query.ctypes.data
+    key = keys.ctypes.data + 4 * starts[tile]
+    for first in range(0, ends[tile] - starts[tile], KEYS):
+        at, these = 4 * LANES * first, key + 4 * first
+        if not softmax:
+            vectors.dot_keys(left, k_at, these, width, score + at, v_at, depth)
+        vectors.dot_keys(grad_left, v_at, these, depth, pull, to_v, deep)
+        vectors.differentiate_keys(
+            np.int64(softmax), np.int64(own), score + at, pull, weight + at, size + at, push, grad_weight + at,
+            grad_size + at,
+        )  # fmt: skip
+        vectors.add_rows(pull, grad_row, deep, to_v, these)
+        vectors.add_rows(score + at, row, padded, to_k, these)
+        vectors.add_keys(score + at, k_at, these, width, to, k_at, width)
+    vectors.lanes_to_rows(to, padded, out_row)
+    for r in range(LANES):
+        for p in range(rest_ptr[tile * LANES + r], rest_ptr[tile * LANES + r + 1]):
+            j, x = np.int64(keys[starts[tile] + rest[p]]), rest[p] * LANES + r
+            product = scores[x] if softmax else vectors.dot_row(row + 4 * r * padded, k_at + 4 * j * width, width)
+            by_value = vectors.dot_row(grad_row + 4 * r * deep, v_at + 4 * j * depth, depth)
+            grad_weights[x] += product * (by_value if own else by_value + bare[r])
+            if own:
+                grad_sizes[x] += product * bare[r]
+            slope = weights[x] * by_value + sizes[x] * bare[r]
+            slope = product * slope if softmax else slope
+            vectors.add_row(product * weights[x], grad_row + 4 * r * deep, to_v + 4 * j * deep, depth)
+            vectors.add_row(slope, row + 4 * r * padded, to_k + 4 * j * padded, width)
+            vectors.add_row(slope, k_at + 4 * j * width, out_row + 4 * r * padded, width)
+
+
+def _forward(
+    source, softmax, normalize, own, layout, packed, entries, features, q, k, v, is_key, blocks, scratch, bits, maps,
+    out, denominator,
+):  # fmt: skip
+    """Attention [B, R, D] and its denominator [B, R]."""
+    order, starts, num_rows = layout[0], layout[1], layout[6]
+    batch, _, width = q.shape
+    depth = v.shape[2]
+    padded, deep = (width + 15) // 16 * 16, (depth + 15) // 16 * 16
+    for block in prange(blocks.shape[0] - 1):
+        room = scratch[block]
+        most = bits.shape[1]
+        weights, sizes, scores = room[:most], room[most : 2 * most], room[2 * most : 3 * most]
+        at = 3 * most
+        lanes, rows = room[at : at + padded * 16], room[at + padded * 16 : at + padded * 32]
+        at += padded * 32
+        out_lanes, out_rows = room[at : at + deep * 16], room[at + deep * 16 : at + deep * 32]
+        totals, inner_lanes = room[at + deep * 32 : at + deep * 32 + 64], room[at + deep * 32 + 64 :]
+        own_maps = (maps[0][block], maps[1][block], maps[2][block])
+        rows[:] = 0
+        for tile in range(blocks[block], blocks[block + 1]):
+            size = starts[tile + 1] - starts[tile]
+            if source == PACKED:
+                first, last = starts[tile] * LANES, starts[tile + 1] * LANES
+                weights = packed[0][first:last]
+                sizes = packed[1][first:last] if own else weights
+            else:
+                fill(tile, source, layout, entries, features, own_maps, inner_lanes, own, weights, sizes)
+                if not own:
+                    sizes = weights
+            for b in range(batch):
+                _copy_rows(tile, order, q[b], padded, rows)
+                vectors.rows_to_lanes(rows.ctypes.data, padded, lanes.ctypes.data)
+                if softmax:
+                    _score(tile, layout, lanes, rows, padded, k[b], scores)
+                    if is_key.shape[0] > 0:
+                        _hide_keys(tile, layout, is_key[b], scores)
+                    _to_powers(size, scores, sizes, totals[16:], bits[block])
+                    count = size * LANES
+                    vectors.weigh(scores.ctypes.data, weights.ctypes.data, sizes.ctypes.data, count, totals.ctypes.data)
+                    _combine(tile, layout, scores, v[b], out_lanes, deep, out_rows)
+                else:
+                    _attend_linear(
+                        tile, layout, lanes, rows, padded, k[b], v[b], weights, sizes, scores, totals, out_lanes, deep,
+                        out_rows,
+                    )  # fmt: skip
+                for r in range(min(LANES, num_rows - tile * LANES)):
+                    i = order[tile * LANES + r]
+                    total = totals[r]
+                    denominator[b, i] = total
+                    factor = np.float32(1)
+                    if normalize:
+                        factor = 1 / total if total != 0 else np.float32(0)
+                    for d in range(depth):
+                        out[b, i, d] = out_rows[r * deep + d] * factor
+
+
+def _backward(
+    source, softmax, normalize, own, layout, packed, entries, features, q, k, v, is_key, grad, out, denominator, blocks,
+    scratch, bits, maps, grad_entries, grad_features, grad_q, parts_k, parts_v,
+):  # fmt: skip
+    """Gradients of everything; those of keys and values have one summand per block and rows of padded width."""
+    order, starts, num_rows = layout[0], layout[1], layout[6]
+    batch, _, width = q.shape
+    depth = v.shape[2]
+    padded, deep = (width + 15) // 16 * 16, (depth + 15) // 16 * 16
+    for block in prange(blocks.shape[0] - 1):
+        room = scratch[block]
+        most = bits.shape[1]
+        weights, sizes, scores = room[:most], room[most : 2 * most], room[2 * most : 3 * most]
+        through, grad_weights = room[3 * most : 4 * most], room[4 * most : 5 * most]
+        grad_sizes = room[5 * most : 6 * most]
+        at = 6 * most
+        lanes, rows = room[at : at + padded * 16], room[at + padded * 16 : at + padded * 32]
+        at += padded * 32
+        grad_lanes, grad_rows = room[at : at + deep * 16], room[at + deep * 16 : at + deep * 32]
+        at += deep * 32
+        query_lanes, query_rows = room[at : at + padded * 16], room[at + padded * 16 : at + padded * 32]
+        at += padded * 32
+        totals, at = room[at : at + 64], at + 64
+        half = (room.shape[0] - at) // 2
+        inner_lanes, inner_grads = room[at : at + half], room[at + half :]
+        own_maps = (maps[0][block], maps[1][block], maps[2][block])
+        rows[:], grad_rows[:] = 0, 0
+        for tile in range(blocks[block], blocks[block + 1]):
+            size = starts[tile + 1] - starts[tile]
+            if source == PACKED:
+                first, last = starts[tile] * LANES, starts[tile + 1] * LANES
+                weights = packed[0][first:last]
+                sizes = packed[1][first:last] if own else weights
+            else:
+                fill(tile, source, layout, entries, features, own_maps, inner_lanes, own, weights, sizes)
+                if not own:
+                    sizes = weights
+            grad_weights[: size * LANES] = 0
+            if own:
+                grad_sizes[: size * LANES] = 0
+            for b in range(batch):
+                _copy_rows(tile, order, q[b], padded, rows)
+                vectors.rows_to_lanes(rows.ctypes.data, padded, lanes.ctypes.data)
+                bare = totals[:16]
+                for r in range(LANES):
+                    i = order[tile * LANES + r]
+                    factor, inner = np.float32(1), np.float32(0)
+                    if r >= num_rows - tile * LANES:
+                        factor = np.float32(0)
+                    elif normalize:
+                        factor = 1 / denominator[b, i] if denominator[b, i] != 0 else np.float32(0)
+                    for d in range(depth):
+                        grad_rows[r * deep + d] = grad[b, i, d] * factor
+                        inner += grad_rows[r * deep + d] * out[b, i, d]
+                    bare[r] = -inner if normalize else np.float32(0)
+                vectors.rows_to_lanes(grad_rows.ctypes.data, deep, grad_lanes.ctypes.data)
+                if softmax:
+                    _score(tile, layout, lanes, rows, padded, k[b], scores)
+                    if is_key.shape[0] > 0:
+                        _hide_keys(tile, layout, is_key[b], scores)
+                    _to_powers(size, scores, sizes, totals[16:], bits[block])
+                _differentiate(
+                    tile, layout, softmax, own, lanes, rows, padded, grad_lanes, grad_rows, deep, k[b], v[b], weights,
+                    sizes, scores, through, bare, grad_weights, grad_sizes, query_lanes, query_rows, parts_k[block, b],
+                    parts_v[block, b],
+                )  # fmt: skip
+                for r in range(min(LANES, num_rows - tile * LANES)):
+                    i = order[tile * LANES + r]
+                    for a in range(width):
+                        grad_q[b, i, a] = query_rows[r * padded + a]
+            if source == ENTRIES:
+                spread_entries(tile, order, num_rows, entries[0], entries[1], grad_weights, grad_entries[0])
+                if own:
+                    spread_entries(tile, order, num_rows, entries[0], entries[1], grad_sizes, grad_entries[1])
+            elif source == FEATURES:
+                spread_features(
+                    tile, layout, features, own_maps, inner_lanes, inner_grads, own, grad_weights, grad_sizes,
+                    grad_features, block,
+                )  # fmt: skip
+
+
+forward_kernel, backward_kernel = Kernel(_forward, fastmath=True), Kernel(_backward, fastmath=True)
