@@ -17,7 +17,7 @@ from topomask.graph import Graph, Normalization
 from topomask.graph_input import check_nodes
 from topomask.ops import segments
 from topomask.ops.feature_values import feature_values
-from topomask.ops.sample_walks import Loads, WalkSettings, sample_walks
+from topomask.ops.sample_walks import WalkSettings, join_loads, sample_walks
 from topomask.ops.sparse_product import Pattern, make_pattern
 
 Coupling = Literal["repelling", "antithetic", "iid"]
@@ -169,9 +169,9 @@ class WalkFeatures:
         heads = torch.arange(num_heads)[:, None]
         order = segments.ranges((starts + heads * rows).flatten(), rows.repeat(num_heads))
         joined = cls(
-            row_ptr=_join_pointers([part.row_ptr for part in features]),
+            row_ptr=segments.join([part.row_ptr for part in features]),
             columns=torch.cat(shifted),
-            entry_ptr=_join_pointers([part.entry_ptr for part in features]),
+            entry_ptr=segments.join([part.entry_ptr for part in features]),
             lengths=torch.cat([part.lengths for part in features]),
             loads=torch.cat([part.loads for part in features]),
             num_heads=num_heads,
@@ -316,14 +316,15 @@ def sample_features(
     # Walks are drawn on the CPU whatever the default device is; move them with `to`. They may be trained on later, also
     # when they are drawn in inference mode.
     with torch.device("cpu"), torch.inference_mode(False):
-        heads = [sample_walks(graph.tensors, nodes, settings, head) for head in range(num_heads)]
-        loads = Loads(*(torch.cat(parts) for parts in zip(*heads, strict=True)))
+        loads = join_loads([sample_walks(graph.tensors, nodes, settings, head, dtype) for head in range(num_heads)])
+        # What features hold is wider than what the sampler gives: this line may go once they hold the same.
+        loads = loads._replace(columns=loads.columns.to(torch.int64), lengths=loads.lengths.to(torch.int16))
         return WalkFeatures(
-            row_ptr=segments.pointers(loads.counts),
+            row_ptr=loads.row_ptr,
             columns=loads.columns,
-            entry_ptr=segments.pointers(loads.entry_counts),
+            entry_ptr=loads.entry_ptr,
             lengths=loads.lengths,
-            loads=loads.loads.to(dtype),
+            loads=loads.loads,
             num_heads=num_heads,
             num_columns=graph.num_nodes,
             max_length=max_length,
@@ -369,10 +370,6 @@ def _check_settings(
         raise ValueError(f"`ensemble` must be one of {get_args(Ensemble)}, but is {ensemble!r}.")
     if dtype not in (torch.float32, torch.float64):
         raise ValueError(f"`dtype` must be torch.float32 or torch.float64, but is {dtype}.")
-
-
-def _join_pointers(parts: list[Tensor]) -> Tensor:
-    return segments.pointers(torch.cat([part.diff() for part in parts]))
 
 
 def _are_pointers(ptr: Tensor, end: int) -> bool:

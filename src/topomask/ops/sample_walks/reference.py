@@ -5,12 +5,14 @@ Shapes: ``R`` start nodes, ``W`` walkers per start node, ``L`` steps, ``N`` node
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
+from topomask.ops import segments
 from topomask.ops.sample_walks import random
 
 # Purposes of a draw: halting and moving never share one.
@@ -48,11 +50,29 @@ class WalkSettings:
 class Loads(NamedTuple):
     """Loads of R rows as compressed sparse rows over (row, column), with (length, load) pairs inside."""
 
-    counts: Tensor  # [R], columns per row
-    columns: Tensor  # [P]
-    entry_counts: Tensor  # [P], lengths per column
-    lengths: Tensor  # [T], int16
-    loads: Tensor  # [T], float64
+    row_ptr: Tensor  # [R + 1], where the columns of every row begin
+    columns: Tensor  # [P], int32 where that holds all nodes, else int64
+    entry_ptr: Tensor  # [P + 1], where the lengths of every column begin
+    lengths: Tensor  # [T], uint8 where that holds all lengths, else int16
+    loads: Tensor  # [T]
+
+
+def join_loads(parts: Sequence[Loads]) -> Loads:
+    """The rows of all parts, one after the other."""
+    if len(parts) == 1:
+        return parts[0]
+    row_ptrs, columns, entry_ptrs, lengths, loads = zip(*parts, strict=True)
+    return Loads(
+        segments.join(row_ptrs), torch.cat(columns), segments.join(entry_ptrs), torch.cat(lengths), torch.cat(loads)
+    )
+
+
+def result_dtypes(num_nodes: int, max_length: int) -> tuple[torch.dtype, torch.dtype]:
+    """Of columns and lengths."""
+    return (
+        torch.int32 if num_nodes <= torch.iinfo(torch.int32).max else torch.int64,
+        torch.uint8 if max_length <= torch.iinfo(torch.uint8).max else torch.int16,
+    )
 
 
 class _Walkers(NamedTuple):
@@ -72,11 +92,14 @@ class _Groups(NamedTuple):
     size: Tensor  # [R, W]
 
 
-def sample_walks(graph: GraphTensors, start_nodes: Tensor, settings: WalkSettings, head: int) -> Loads:
+def sample_walks(
+    graph: GraphTensors, start_nodes: Tensor, settings: WalkSettings, head: int, dtype: torch.dtype
+) -> Loads:
     """Sample walks from ``start_nodes`` [R] on ``graph`` (the tensors of a graph) for one head."""
     rows = max(1, _WALKERS_PER_CHUNK // settings.num_walks)
     chunks = [_sample_chunk(graph, chunk, settings, head) for chunk in start_nodes.split(rows) or (start_nodes,)]
-    return Loads(*(torch.cat(parts) for parts in zip(*chunks, strict=True)))
+    loads = join_loads(chunks)
+    return loads._replace(loads=loads.loads.to(dtype))
 
 
 def _sample_chunk(graph: GraphTensors, start_nodes: Tensor, settings: WalkSettings, head: int) -> Loads:
@@ -199,10 +222,11 @@ def _merge(records: list[tuple[Tensor, Tensor, Tensor]], num_rows: int, num_node
     keys, order = keys.sort()
     loads = torch.cat([load for _, _, load in records])[order]
     pairs, entry_counts = torch.unique_consecutive(keys // num_lengths, return_counts=True)
+    columns_dtype, lengths_dtype = result_dtypes(num_nodes, num_lengths - 1)
     return Loads(
-        counts=torch.bincount(pairs // num_nodes, minlength=num_rows),
-        columns=pairs % num_nodes,
-        entry_counts=entry_counts,
-        lengths=(keys % num_lengths).to(torch.int16),
+        row_ptr=segments.pointers(torch.bincount(pairs // num_nodes, minlength=num_rows)),
+        columns=(pairs % num_nodes).to(columns_dtype),
+        entry_ptr=segments.pointers(entry_counts),
+        lengths=(keys % num_lengths).to(lengths_dtype),
         loads=loads,
     )
