@@ -7,7 +7,7 @@ from topomask.graph import Graph
 from topomask.masks import DenseMask, LowRankMask, Mask, PowerSeriesMask, PrefixMask, SelectedMask, WalkMask
 from topomask.planning import Plan, plan_attention
 from topomask.series import convolve, deconvolve
-from topomask.walks import WalkFeatures, sample_features
+from topomask.walks import WalkFeatures, random_walks, sample_features
 
 __version__ = "0.1.0"
 
@@ -34,6 +34,7 @@ __all__ = [
     "nn",
     "path_graph",
     "plan_attention",
+    "random_walks",
     "sample_features",
     "series",
     "theory",

@@ -32,6 +32,8 @@ def test_same_bits_as_the_reference(name, coupling, halt_prob):
             settings = WalkSettings(num_walks, max_length, halt_prob, coupling, normalization, 11, 1)
             nodes = torch.arange(graph.num_nodes)
             for start_nodes in (nodes, nodes.flip(0)[:5], nodes[:0]):
+                expected_walks = reference.random_walks(graph.tensors, start_nodes, settings, 2)
+                assert torch.equal(numba.random_walks(graph.tensors, start_nodes, settings, 2), expected_walks)
                 expected = reference.sample_walks(graph.tensors, start_nodes, settings, 2, torch.float64)
                 found = numba.sample_walks(graph.tensors, start_nodes, settings, 2, torch.float64)
                 for part in expected._fields:

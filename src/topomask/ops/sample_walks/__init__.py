@@ -1,4 +1,4 @@
-"""Sampling random walks into sparse loads."""
+"""Sampling random walks, bare or as sparse loads."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from topomask.ops.backend import compiled
 from topomask.ops.sample_walks import reference
 from topomask.ops.sample_walks.reference import GraphTensors, Loads, WalkSettings, join_loads
 
-__all__ = ["GraphTensors", "Loads", "WalkSettings", "join_loads", "sample_walks"]
+__all__ = ["GraphTensors", "Loads", "WalkSettings", "join_loads", "random_walks", "sample_walks"]
 
 
 def sample_walks(
@@ -21,3 +21,12 @@ def sample_walks(
     from topomask.ops.sample_walks import numba
 
     return numba.sample_walks(graph, start_nodes, settings, head, dtype)
+
+
+def random_walks(graph: GraphTensors, start_nodes: Tensor, settings: WalkSettings, head: int) -> Tensor:
+    """The walks that :func:`sample_walks` follows: visited nodes [R, W, L + 1], -1 once a walker has ended."""
+    if not compiled(start_nodes):
+        return reference.random_walks(graph, start_nodes, settings, head)
+    from topomask.ops.sample_walks import numba
+
+    return numba.random_walks(graph, start_nodes, settings, head)

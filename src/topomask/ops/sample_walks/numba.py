@@ -1,26 +1,341 @@
 """Random walks, compiled: the same bits as the reference.
 
-Every thread samples a block of rows one by one, writes them one after the other, and at the end all blocks are copied to
-where they belong.
+Every thread samples a block of rows one by one and writes them one after the other; at the end all blocks are copied to
+where they belong. A record sums up the walkers of one row that are on one node after one number of steps. The latest
+record of every node is found by direct address, and every record knows which one of its node it is. Visited nodes are
+marked in a tree of bit sets, from which they are read in order. So records are neither searched nor sorted, and where
+weights telescope almost no branch depends on a draw. Where they do not (signed weights, no normalisation), every walker
+carries its own, and walkers are sorted by node as in the reference, so that sums have the same order.
+
+Nodes and positions are unsigned: Numba would look at every signed index whether it counts from the end.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
-from numba import prange
+from llvmlite import ir
+from numba import njit, prange, types
+from numba.extending import intrinsic
 from torch import Tensor
 
 from topomask.ops.backend import Kernel
-from topomask.ops.sample_walks import counts, random, singly
-from topomask.ops.sample_walks.draws import COUPLINGS, absorb
+from topomask.ops.sample_walks import random
 from topomask.ops.sample_walks.reference import HALT, MOVE, GraphTensors, Loads, WalkSettings, join_loads, result_dtypes
 
+_IID, _ANTITHETIC, _REPELLING = 0, 1, 2
+_COUPLINGS = {"iid": _IID, "antithetic": _ANTITHETIC, "repelling": _REPELLING}
 # Entries that a chunk of rows may leave at most; bounds the memory that does not end up in the result.
 _ENTRIES_PER_CHUNK = 1 << 23
 # Nodes that all threads together keep records of at most; bounds memory on large graphs with many threads.
 _TABLE_SIZE = 1 << 28
 _ROWS_PER_BLOCK = 32
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_FIRST = np.uint64(0xBF58476D1CE4E5B9)
+_SECOND = np.uint64(0x94D049BB133111EB)
+_ZERO, _ONE, _SIX, _WORD = np.uint64(0), np.uint64(1), np.uint64(6), np.uint64(63)
+
+# What is called for every step allocates nothing, and must not count references to arrays: it would take most of the
+# time.
+_INNER: dict[str, Any] = {"error_model": "numpy", "_nrt": False}
+
+
+@njit(forceinline=True, **_INNER)
+def _absorb(state, word):
+    """The hash state after one more word."""
+    x = (state + _GOLDEN) ^ np.uint64(word)
+    x = (x ^ (x >> np.uint64(30))) * _FIRST
+    x = (x ^ (x >> np.uint64(27))) * _SECOND
+    return x ^ (x >> np.uint64(31))
+
+
+@njit(forceinline=True, **_INNER)
+def _uniform(state):
+    """A float64 in [0, 1) with 53 random bits."""
+    return np.float64(np.int64(state >> np.uint64(11))) * 2.0**-53
+
+
+@njit(forceinline=True, **_INNER)
+def _fraction(x):
+    """What is left of x in [0, 2) without its integer part."""
+    return x - 1.0 if x >= 1.0 else x
+
+
+@njit(forceinline=True, **_INNER)
+def _choose(cumulative, degrees, unit_weights, here, begin, degree, quantile):
+    """Position of the edge whose share of the node's total weight holds the quantile."""
+    if unit_weights:
+        # The total weight is the degree, and a float64 below 2**53 keeps all its digits as an int64.
+        place = np.uint64(np.int64(quantile * np.float64(np.int64(degree))))
+        return begin + min(place, degree - _ONE)
+    target = quantile * degrees[here]
+    low, high = np.uint64(0), degree - _ONE
+    while low < high:
+        middle = (low + high) >> _ONE
+        if cumulative[begin + middle] > target:
+            high = middle
+        else:
+            low = middle + _ONE
+    return begin + low
+
+
+@njit(forceinline=True, **_INNER)
+def _draw_singly(move, halt, number, step, halt_prob, coupling):
+    """The quantile of a walker that goes its own way, negative if it halts."""
+    if halt_prob > 0.0:
+        if coupling == _ANTITHETIC:
+            halting = _fraction(_uniform(_absorb(_absorb(halt, number // 2), step)) + 0.5 * (number % 2))
+        else:
+            halting = _uniform(_absorb(_absorb(halt, number), step))
+        if halting < halt_prob:
+            return -1.0
+    return _uniform(_absorb(_absorb(move, number), step))
+
+
+@intrinsic
+def _lowest(context, word):
+    """The number of the lowest bit of a word that is not zero."""
+
+    def generate(_, builder, signature, args):
+        return builder.cttz(args[0], ir.Constant(ir.IntType(1), 1))
+
+    return types.uint64(types.uint64), generate
+
+
+@njit(**_INNER)
+def _count_walkers(graph, start, move, halt, halt_prob, num_walks, max_length, coupling, latest, walkers, records):
+    """Follow the walkers of one row; returns the end of its records. Record 0 stands for none."""
+    row_ptr, columns, cumulative, degrees, ids, unit_weights = graph
+    node, number, at, rank, quantile = walkers
+    rec_node, rec_total, rec_length, rec_place, rec_draw = records
+    for w in range(num_walks):
+        node[w], number[w], at[w], rank[w] = start, w, _ONE, w
+    latest[start] = 1
+    rec_node[1], rec_total[1], rec_length[1], rec_place[1] = start, num_walks, 0, 1
+    rec_place[0] = 0
+    first, end, alive = _ONE, _ONE + _ONE, num_walks
+    for step in range(1, max_length + 1):
+        if coupling == _REPELLING:
+            for r in range(first, end):
+                rec_draw[r] = _uniform(_absorb(_absorb(move, ids[rec_node[r]]), step))
+            for w in range(alive):
+                place = _fraction(rank[w] / rec_total[at[w]] + rec_draw[at[w]])
+                quantile[w] = (place - halt_prob) / (1.0 - halt_prob) if halt_prob > 0.0 else place
+        else:
+            for w in range(alive):
+                quantile[w] = _draw_singly(move, halt, number[w], step, halt_prob, coupling)
+        first, moved = end, _ZERO
+        for w in range(alive):
+            here = node[w]
+            begin = row_ptr[here]
+            degree = row_ptr[here + _ONE] - begin
+            if degree == _ZERO or quantile[w] < 0.0:
+                continue
+            there = columns[_choose(cumulative, degrees, unit_weights, here, begin, degree, quantile[w])]
+            before = np.uint64(latest[there])
+            is_new = before < first
+            # The next free record is written in any case, and only kept if it is needed.
+            rec_node[end], rec_total[end], rec_length[end], rec_place[end] = there, 0.0, step, rec_place[before] + 1
+            r = end if is_new else before
+            latest[there] = r
+            node[moved], number[moved], at[moved], rank[moved] = there, number[w], r, rec_total[r]
+            rec_total[r] += 1.0
+            end += np.uint64(is_new)
+            moved += _ONE
+        alive = np.int64(moved)
+        if alive == 0:
+            break
+    return np.int64(end)
+
+
+@njit(**_INNER)
+def _write_row(end, start, roots, sym, divisors, latest, marks, records, pair, entry, out):
+    """Write the records of one row in order of node and length, from ``pair`` and ``entry`` on; returns the next pair.
+
+    Leaves ``latest`` and ``marks`` empty.
+    """
+    rec_node, rec_total, rec_length, rec_place, _ = records
+    bits, words, blocks = marks
+    columns, entry_start, lengths, loads = out
+    for r in range(1, end):
+        node = rec_node[r]
+        word, block = node >> _SIX, node >> np.uint64(12)
+        bits[word] |= _ONE << (node & _WORD)
+        if words[block] == _ZERO:
+            blocks[block >> _SIX] |= _ONE << (block & _WORD)
+        words[block] |= _ONE << (word & _WORD)
+    pair, base, entry = np.uint64(pair), np.uint64(entry), _ZERO
+    for top in range(len(blocks)):
+        while blocks[top] != _ZERO:
+            block = np.uint64(top) << _SIX | _lowest(blocks[top])
+            blocks[top] &= blocks[top] - _ONE
+            rest_words = words[block]
+            words[block] = _ZERO
+            while rest_words != _ZERO:
+                word = block << _SIX | _lowest(rest_words)
+                rest_words &= rest_words - _ONE
+                rest = bits[word]
+                bits[word] = _ZERO
+                while rest != _ZERO:
+                    node = word << _SIX | _lowest(rest)
+                    rest &= rest - _ONE
+                    columns[pair], entry_start[pair] = node, base + entry
+                    pair += _ONE
+                    # From now on, where the entries of the node begin.
+                    latest[node], entry = entry, entry + np.uint64(rec_place[latest[node]])
+    root = roots[start]
+    for r in range(1, end):
+        node, length = rec_node[r], rec_length[r]
+        place = base + np.uint64(latest[node]) + np.uint64(rec_place[r]) - _ONE
+        total = rec_total[r]
+        if sym:
+            total *= root / roots[node]
+        lengths[place], loads[place] = length, total / divisors[length]
+    # The walkers have not left yet; the degree of the start node may be zero.
+    loads[base + np.uint64(latest[start])] = 1.0
+    for r in range(1, end):
+        latest[rec_node[r]] = 0
+    return np.int64(pair)
+
+
+@njit(**_INNER)
+def _sort(keys, values, count):
+    """Sort keys ascending, values along with them. Shell's sort: short runs, no memory."""
+    gap = 1
+    while 3 * gap + 1 < count:
+        gap = 3 * gap + 1
+    while gap > 0:
+        for i in range(gap, count):
+            key, value = keys[i], values[i]
+            j = i
+            while j >= gap and keys[j - gap] > key:
+                keys[j], values[j] = keys[j - gap], values[j - gap]
+                j -= gap
+            keys[j], values[j] = key, value
+        gap //= 3
+
+
+@njit(**_INNER)
+def _advance(graph, signs, by_degree, move, halt, halt_prob, num_walks, coupling, step, alive, walkers):
+    """Let walkers, which are sorted by node, take one step, and sort them again; returns how many still walk."""
+    row_ptr, columns, cumulative, degrees, ids, unit_weights = graph
+    nodes, numbers, weights, keys, order, moved_numbers, moved_weights = walkers
+    first, moved = 0, 0
+    while first < alive:
+        here = nodes[first]
+        size = 1
+        while first + size < alive and nodes[first + size] == here:
+            size += 1
+        begin = row_ptr[here]
+        degree = row_ptr[here + _ONE] - begin
+        if degree > _ZERO:
+            shared = _uniform(_absorb(_absorb(move, ids[here]), step)) if coupling == _REPELLING else 0.0
+            for rank in range(size):
+                w = first + rank
+                if coupling == _REPELLING:
+                    place = _fraction(rank / np.float64(size) + shared)
+                    quantile = (place - halt_prob) / (1.0 - halt_prob) if halt_prob > 0.0 else place
+                else:
+                    quantile = _draw_singly(move, halt, numbers[w], step, halt_prob, coupling)
+                if quantile < 0.0:
+                    continue
+                edge = _choose(cumulative, degrees, unit_weights, here, begin, degree, quantile)
+                weight = weights[w]
+                if signs.shape[0] > 0:
+                    weight = weight * signs[edge]
+                if by_degree:
+                    weight = weight * degrees[here]
+                # A stable sort by node: the place among the survivors breaks ties.
+                keys[moved], order[moved] = columns[edge] * np.uint64(num_walks) + np.uint64(moved), moved
+                moved_numbers[moved], moved_weights[moved] = numbers[w], weight
+                moved += 1
+        first += size
+    _sort(keys, order, moved)
+    for w in range(moved):
+        source = order[w]
+        nodes[w] = keys[w] // np.uint64(num_walks)
+        numbers[w], weights[w] = moved_numbers[source], moved_weights[source]
+    return moved
+
+
+@njit(**_INNER)
+def _weigh_walkers(
+    graph, signs, by_degree, start, move, halt, halt_prob, num_walks, max_length, coupling, latest, walkers, records
+):
+    """Follow the walkers of one row like :func:`_count_walkers`; weights are summed in the order of the reference."""
+    nodes, numbers, weights = walkers[:3]
+    rec_node, rec_total, rec_length, rec_place, _ = records
+    for w in range(num_walks):
+        nodes[w], numbers[w], weights[w] = start, w, 1.0
+    latest[start] = 1
+    rec_node[1], rec_total[1], rec_length[1], rec_place[1] = start, np.float64(num_walks), 0, 1
+    rec_place[0] = 0
+    end, alive = 2, num_walks
+    for step in range(1, max_length + 1):
+        alive = _advance(graph, signs, by_degree, move, halt, halt_prob, num_walks, coupling, step, alive, walkers)
+        first = end
+        for w in range(alive):
+            node = nodes[w]
+            before = latest[node]
+            if before >= first:
+                rec_total[before] += weights[w]
+            else:
+                rec_node[end], rec_total[end], rec_length[end], rec_place[end] = (
+                    node,
+                    weights[w],
+                    step,
+                    rec_place[before] + 1,
+                )
+                latest[node] = end
+                end += 1
+        if alive == 0:
+            break
+    return end
+
+
+@njit(**_INNER)
+def _follow_singly(graph, start, move, halt, halt_prob, num_walks, length, coupling, walkers, out):
+    """Write the walks of one row whose walkers go their own ways, [W, length + 1]."""
+    row_ptr, columns, cumulative, degrees, _, unit_weights = graph
+    node, number, quantile = walkers
+    for w in range(num_walks):
+        node[w], number[w], out[w, 0] = start, w, start
+    alive = num_walks
+    for step in range(1, length + 1):
+        for w in range(alive):
+            quantile[w] = _draw_singly(move, halt, number[w], step, halt_prob, coupling)
+        moved = _ZERO
+        for w in range(alive):
+            here, n = node[w], np.uint64(number[w])
+            begin = row_ptr[here]
+            degree = row_ptr[here + _ONE] - begin
+            if degree == _ZERO or quantile[w] < 0.0:
+                for rest in range(step, length + 1):
+                    out[n, rest] = -1
+                continue
+            there = columns[_choose(cumulative, degrees, unit_weights, here, begin, degree, quantile[w])]
+            out[n, step] = there
+            node[moved], number[moved] = there, n
+            moved += _ONE
+        alive = np.int64(moved)
+
+
+@njit(**_INNER)
+def _follow_repelling(graph, signs, start, move, halt, halt_prob, num_walks, length, walkers, out):
+    """Write the walks of one row whose walkers share draws, [W, length + 1]."""
+    nodes, numbers = walkers[:2]
+    for w in range(num_walks):
+        nodes[w], numbers[w], out[w, 0] = start, w, start
+    alive = num_walks
+    for step in range(1, length + 1):
+        for w in range(num_walks):
+            out[w, step] = -1
+        alive = _advance(graph, signs, False, move, halt, halt_prob, num_walks, _REPELLING, step, alive, walkers)
+        for w in range(alive):
+            out[np.uint64(numbers[w]), step] = nodes[w]
 
 
 def _sample_rows(
@@ -64,10 +379,10 @@ def _sample_rows(
         pair = entry = block_ptr[block] * capacity
         for row in range(block_ptr[block], block_ptr[block + 1]):
             start = starts[row]
-            move_state, halt_state = absorb(move, ids[start]), absorb(halt, ids[start])
+            move_state, halt_state = _absorb(move, ids[start]), _absorb(halt, ids[start])
             if by_degree or signs.shape[0] > 0:
                 walkers = (node, number, weight, keys, order, next_number, next_weight)
-                end = singly.walk(
+                end = _weigh_walkers(
                     graph,
                     signs,
                     by_degree,
@@ -83,7 +398,7 @@ def _sample_rows(
                     records,
                 )
             else:
-                end = counts.walk(
+                end = _count_walkers(
                     graph,
                     start,
                     move_state,
@@ -96,7 +411,7 @@ def _sample_rows(
                     (node, number, at, rank, quantile),
                     records,
                 )
-            pair = counts.write(end, start, roots, sym, divisors, latest, marks, records, pair, entry, out)
+            pair = _write_row(end, start, roots, sym, divisors, latest, marks, records, pair, entry, out)
             entry += end - 1
             row_ends[row] = pair
         block_ends[block, 0], block_ends[block, 1] = pair, entry
@@ -119,7 +434,39 @@ def _compress(block_ptr, capacity, pair_ptr, entry_ptr, row_ends, parts, row_ptr
             starts[pair + k] = in_starts[first + k] - first + entry
 
 
-_sample_kernel, _compress_kernel = Kernel(_sample_rows), Kernel(_compress)
+def _walk_rows(graph, starts, move, halt, halt_prob, num_walks, length, coupling, block_ptr, out):
+    """Follow every walker of every row, [R, W, length + 1]; -1 once it has ended."""
+    ids = graph[4]
+    for block in prange(block_ptr.shape[0] - 1):
+        node, keys = np.empty(num_walks, np.uint64), np.empty(num_walks, np.uint64)
+        number, order = np.empty(num_walks, np.int64), np.empty(num_walks, np.int64)
+        next_number, quantile = np.empty(num_walks, np.int64), np.empty(num_walks)
+        weight, next_weight = np.ones(num_walks), np.ones(num_walks)
+        walkers = (node, number, weight, keys, order, next_number, next_weight)
+        signs = np.empty(0)
+        for row in range(block_ptr[block], block_ptr[block + 1]):
+            start = starts[row]
+            move_state, halt_state = _absorb(move, ids[start]), _absorb(halt, ids[start])
+            if coupling == _REPELLING:
+                _follow_repelling(
+                    graph, signs, start, move_state, halt_state, halt_prob, num_walks, length, walkers, out[row]
+                )
+            else:
+                _follow_singly(
+                    graph,
+                    start,
+                    move_state,
+                    halt_state,
+                    halt_prob,
+                    num_walks,
+                    length,
+                    coupling,
+                    (node, number, quantile),
+                    out[row],
+                )
+
+
+_sample_kernel, _compress_kernel, _walk_kernel = Kernel(_sample_rows), Kernel(_compress), Kernel(_walk_rows)
 
 
 def sample_walks(
@@ -162,7 +509,7 @@ def _sample_chunk(
         settings.halt_prob,
         settings.num_walks,
         settings.max_length,
-        COUPLINGS[settings.coupling],
+        _COUPLINGS[settings.coupling],
         settings.normalization == "none",
         settings.normalization == "sym",
         np.array(divisors),
@@ -181,6 +528,24 @@ def _sample_chunk(
     out = (out[0], starts, out[2], out[3])
     _compress_kernel(block_ptr, capacity, pair_ptr, entry_ptr, row_ends, parts, row_ptr, out)
     return Loads(*(torch.from_numpy(array) for array in (row_ptr, *out)))
+
+
+def random_walks(graph: GraphTensors, start_nodes: Tensor, settings: WalkSettings, head: int) -> Tensor:
+    """The nodes that every walker visits, [R, W, L + 1]; -1 once it has ended."""
+    num_rows = len(start_nodes)
+    out = np.empty((num_rows, settings.num_walks, settings.max_length + 1), np.int64)
+    _walk_kernel(
+        _unsigned(graph),
+        start_nodes.numpy().view(np.uint64),
+        *_keys(settings, head),
+        settings.halt_prob,
+        settings.num_walks,
+        settings.max_length,
+        _COUPLINGS[settings.coupling],
+        _blocks(num_rows, 0),
+        out,
+    )
+    return torch.from_numpy(out)
 
 
 def _blocks(num_rows: int, num_nodes: int) -> np.ndarray:

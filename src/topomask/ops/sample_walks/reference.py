@@ -105,25 +105,46 @@ def sample_walks(
 def _sample_chunk(graph: GraphTensors, start_nodes: Tensor, settings: WalkSettings, head: int) -> Loads:
     num_nodes, num_rows = len(graph.row_ptr) - 1, len(start_nodes)
     needs_weight = graph.signs is not None or settings.normalization == "none"
-    shape = (num_rows, settings.num_walks)
-    walkers = _Walkers(
-        node=start_nodes[:, None].expand(shape).contiguous(),
-        number=torch.arange(settings.num_walks).expand(shape),
-        weight=torch.ones(shape, dtype=torch.float64) if needs_weight else None,
-    )
+    walkers, states = _start(graph, start_nodes, settings, head, needs_weight)
     groups = _group(walkers.node)
-    states = {
-        purpose: random.absorb(random.key(settings.seed, head, settings.ensemble, purpose), graph.ids[start_nodes])[
-            :, None
-        ]
-        for purpose in (MOVE, HALT)
-    }
     records = [(torch.arange(num_rows), start_nodes, torch.ones(num_rows, dtype=torch.float64))]
     for step in range(1, settings.max_length + 1):
         walkers = _advance(graph, walkers, groups, states, settings, step)
         groups = _group(walkers.node)
         records.append(_record(graph, start_nodes, walkers, groups, settings, step))
     return _merge(records, num_rows, num_nodes)
+
+
+def random_walks(graph: GraphTensors, start_nodes: Tensor, settings: WalkSettings, head: int) -> Tensor:
+    """The nodes that every walker visits, [R, W, L + 1]; -1 once it has ended."""
+    num_nodes = len(graph.row_ptr) - 1
+    walkers, states = _start(graph, start_nodes, settings, head, needs_weight=False)
+    paths = torch.empty((len(start_nodes), settings.num_walks, settings.max_length + 1), dtype=torch.int64)
+    paths[:, :, 0] = start_nodes[:, None]
+    for step in range(1, settings.max_length + 1):
+        walkers = _advance(graph, walkers, _group(walkers.node), states, settings, step)
+        node = torch.where(walkers.node < num_nodes, walkers.node, -1)
+        paths[:, :, step].scatter_(1, walkers.number, node)
+    return paths
+
+
+def _start(
+    graph: GraphTensors, start_nodes: Tensor, settings: WalkSettings, head: int, needs_weight: bool
+) -> tuple[_Walkers, dict[int, Tensor]]:
+    """Walkers before their first step, and the hash states that their draws begin with."""
+    shape = (len(start_nodes), settings.num_walks)
+    walkers = _Walkers(
+        node=start_nodes[:, None].expand(shape).contiguous(),
+        number=torch.arange(settings.num_walks).expand(shape),
+        weight=torch.ones(shape, dtype=torch.float64) if needs_weight else None,
+    )
+    states = {
+        purpose: random.absorb(random.key(settings.seed, head, settings.ensemble, purpose), graph.ids[start_nodes])[
+            :, None
+        ]
+        for purpose in (MOVE, HALT)
+    }
+    return walkers, states
 
 
 def _group(node: Tensor) -> _Groups:
