@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 
-ALL = ("calibrate", "couplings", "convergence", "symmetry", "large_graphs", "attention")
+ALL = ("calibrate", "couplings", "convergence", "symmetry", "large_graphs", "sampling", "attention")
 
 
 def main() -> None:

@@ -119,8 +119,8 @@ def _count_walkers(graph, start, move, halt, halt_prob, num_walks, max_length, c
     first, end, alive = _ONE, _ONE + _ONE, num_walks
     for step in range(1, max_length + 1):
         if coupling == _REPELLING:
-            for r in range(first, end):
-                rec_draw[r] = _uniform(_absorb(_absorb(move, ids[rec_node[r]]), step))
+            for k in range(first, end):
+                rec_draw[k] = _uniform(_absorb(_absorb(move, ids[rec_node[k]]), step))
             for w in range(alive):
                 place = _fraction(rank[w] / rec_total[at[w]] + rec_draw[at[w]])
                 quantile[w] = (place - halt_prob) / (1.0 - halt_prob) if halt_prob > 0.0 else place
