@@ -37,6 +37,8 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _FIRST = np.uint64(0xBF58476D1CE4E5B9)
 _SECOND = np.uint64(0x94D049BB133111EB)
 _ZERO, _ONE, _SIX, _WORD = np.uint64(0), np.uint64(1), np.uint64(6), np.uint64(63)
+# Where walkers are that have ended.
+_NOWHERE = np.uint64((1 << 64) - 1)
 
 # What is called for every step allocates nothing, and must not count references to arrays: it would take most of the
 # time.
@@ -83,16 +85,33 @@ def _choose(cumulative, degrees, unit_weights, here, begin, degree, quantile):
 
 
 @njit(forceinline=True, **_INNER)
-def _draw_singly(move, halt, number, step, halt_prob, coupling):
-    """The quantile of a walker that goes its own way, negative if it halts."""
+def _halts(halt, number, step, halt_prob, coupling):
+    """Whether a walker that goes its own way halts before a step."""
+    if coupling == _ANTITHETIC:
+        return _fraction(_uniform(_absorb(_absorb(halt, number // 2), step)) + 0.5 * (number % 2)) < halt_prob
+    return _uniform(_absorb(_absorb(halt, number), step)) < halt_prob
+
+
+@njit(**_INNER)
+def _draw_singly(halt, step, halt_prob, coupling, alive, number, state, quantile):
+    """Quantiles of walkers that go their own ways, negative if they halt; ``state`` has absorbed their numbers."""
+    for w in range(alive):
+        quantile[w] = _uniform(_absorb(state[w], step))
     if halt_prob > 0.0:
-        if coupling == _ANTITHETIC:
-            halting = _fraction(_uniform(_absorb(_absorb(halt, number // 2), step)) + 0.5 * (number % 2))
-        else:
-            halting = _uniform(_absorb(_absorb(halt, number), step))
-        if halting < halt_prob:
-            return -1.0
-    return _uniform(_absorb(_absorb(move, number), step))
+        for w in range(alive):
+            if _halts(halt, number[w], step, halt_prob, coupling):
+                quantile[w] = -1.0
+
+
+@njit(**_INNER)
+def _keep_walking(alive, node, number, state, at, rank):
+    """Close the gaps that ended walkers have left; returns how many still walk."""
+    kept = 0
+    for w in range(alive):
+        if node[w] != _NOWHERE:
+            node[kept], number[kept], state[kept], at[kept], rank[kept] = node[w], number[w], state[w], at[w], rank[w]
+            kept += 1
+    return kept
 
 
 @intrinsic
@@ -109,10 +128,10 @@ def _lowest(context, word):
 def _count_walkers(graph, start, move, halt, halt_prob, num_walks, max_length, coupling, latest, walkers, records):
     """Follow the walkers of one row; returns the end of its records. Record 0 stands for none."""
     row_ptr, columns, cumulative, degrees, ids, unit_weights = graph
-    node, number, at, rank, quantile = walkers
+    node, number, state, at, rank, quantile = walkers
     rec_node, rec_total, rec_length, rec_place, rec_draw = records
     for w in range(num_walks):
-        node[w], number[w], at[w], rank[w] = start, w, _ONE, w
+        node[w], number[w], state[w], at[w], rank[w] = start, w, _absorb(move, w), _ONE, w
     latest[start] = 1
     rec_node[1], rec_total[1], rec_length[1], rec_place[1] = start, num_walks, 0, 1
     rec_place[0] = 0
@@ -122,17 +141,20 @@ def _count_walkers(graph, start, move, halt, halt_prob, num_walks, max_length, c
             for k in range(first, end):
                 rec_draw[k] = _uniform(_absorb(_absorb(move, ids[rec_node[k]]), step))
             for w in range(alive):
-                place = _fraction(rank[w] / rec_total[at[w]] + rec_draw[at[w]])
-                quantile[w] = (place - halt_prob) / (1.0 - halt_prob) if halt_prob > 0.0 else place
+                quantile[w] = _fraction(rank[w] / rec_total[at[w]] + rec_draw[at[w]])
+            if halt_prob > 0.0:
+                for w in range(alive):
+                    quantile[w] = (quantile[w] - halt_prob) / (1.0 - halt_prob)
         else:
-            for w in range(alive):
-                quantile[w] = _draw_singly(move, halt, number[w], step, halt_prob, coupling)
-        first, moved = end, _ZERO
+            _draw_singly(halt, step, halt_prob, coupling, alive, number, state, quantile)
+        first = end
+        all_moved = True
         for w in range(alive):
             here = node[w]
             begin = row_ptr[here]
             degree = row_ptr[here + _ONE] - begin
             if degree == _ZERO or quantile[w] < 0.0:
+                node[w], all_moved = _NOWHERE, False
                 continue
             there = columns[_choose(cumulative, degrees, unit_weights, here, begin, degree, quantile[w])]
             before = np.uint64(latest[there])
@@ -141,18 +163,16 @@ def _count_walkers(graph, start, move, halt, halt_prob, num_walks, max_length, c
             rec_node[end], rec_total[end], rec_length[end], rec_place[end] = there, 0.0, step, rec_place[before] + 1
             r = end if is_new else before
             latest[there] = r
-            node[moved], number[moved], at[moved], rank[moved] = there, number[w], r, rec_total[r]
+            node[w], at[w], rank[w] = there, r, rec_total[r]
             rec_total[r] += 1.0
             end += np.uint64(is_new)
-            moved += _ONE
-        alive = np.int64(moved)
-        if alive == 0:
-            break
+        if not all_moved:
+            alive = _keep_walking(alive, node, number, state, at, rank)
     return np.int64(end)
 
 
 @njit(**_INNER)
-def _write_row(end, start, roots, sym, divisors, latest, marks, records, pair, entry, out):
+def _write_row(end, start, roots, sym, divisors, latest, marks, records, origin, pair, entry, out):
     """Write the records of one row in order of node and length, from ``pair`` and ``entry`` on; returns the next pair.
 
     Leaves ``latest`` and ``marks`` empty.
@@ -167,7 +187,7 @@ def _write_row(end, start, roots, sym, divisors, latest, marks, records, pair, e
         if words[block] == _ZERO:
             blocks[block >> _SIX] |= _ONE << (block & _WORD)
         words[block] |= _ONE << (word & _WORD)
-    pair, base, entry = np.uint64(pair), np.uint64(entry), _ZERO
+    pair, base, entry, origin = np.uint64(pair), np.uint64(entry), _ZERO, np.uint64(origin)
     for top in range(len(blocks)):
         while blocks[top] != _ZERO:
             block = np.uint64(top) << _SIX | _lowest(blocks[top])
@@ -182,7 +202,7 @@ def _write_row(end, start, roots, sym, divisors, latest, marks, records, pair, e
                 while rest != _ZERO:
                     node = word << _SIX | _lowest(rest)
                     rest &= rest - _ONE
-                    columns[pair], entry_start[pair] = node, base + entry
+                    columns[pair], entry_start[pair] = node, base + entry - origin
                     pair += _ONE
                     # From now on, where the entries of the node begin.
                     latest[node], entry = entry, entry + np.uint64(rec_place[latest[node]])
@@ -239,7 +259,9 @@ def _advance(graph, signs, by_degree, move, halt, halt_prob, num_walks, coupling
                     place = _fraction(rank / np.float64(size) + shared)
                     quantile = (place - halt_prob) / (1.0 - halt_prob) if halt_prob > 0.0 else place
                 else:
-                    quantile = _draw_singly(move, halt, numbers[w], step, halt_prob, coupling)
+                    quantile = _uniform(_absorb(_absorb(move, numbers[w]), step))
+                    if halt_prob > 0.0 and _halts(halt, numbers[w], step, halt_prob, coupling):
+                        continue
                 if quantile < 0.0:
                     continue
                 edge = _choose(cumulative, degrees, unit_weights, here, begin, degree, quantile)
@@ -300,27 +322,26 @@ def _weigh_walkers(
 def _follow_singly(graph, start, move, halt, halt_prob, num_walks, length, coupling, walkers, out):
     """Write the walks of one row whose walkers go their own ways, [W, length + 1]."""
     row_ptr, columns, cumulative, degrees, _, unit_weights = graph
-    node, number, quantile = walkers
+    node, number, state, at, rank, quantile = walkers
     for w in range(num_walks):
-        node[w], number[w], out[w, 0] = start, w, start
+        node[w], number[w], state[w], out[w, 0] = start, w, _absorb(move, w), start
     alive = num_walks
     for step in range(1, length + 1):
-        for w in range(alive):
-            quantile[w] = _draw_singly(move, halt, number[w], step, halt_prob, coupling)
-        moved = _ZERO
+        _draw_singly(halt, step, halt_prob, coupling, alive, number, state, quantile)
+        all_moved = True
         for w in range(alive):
             here, n = node[w], np.uint64(number[w])
             begin = row_ptr[here]
             degree = row_ptr[here + _ONE] - begin
             if degree == _ZERO or quantile[w] < 0.0:
+                node[w], all_moved = _NOWHERE, False
                 for rest in range(step, length + 1):
                     out[n, rest] = -1
                 continue
             there = columns[_choose(cumulative, degrees, unit_weights, here, begin, degree, quantile[w])]
-            out[n, step] = there
-            node[moved], number[moved] = there, n
-            moved += _ONE
-        alive = np.int64(moved)
+            node[w], out[n, step] = there, there
+        if not all_moved:
+            alive = _keep_walking(alive, node, number, state, at, rank)
 
 
 @njit(**_INNER)
@@ -365,7 +386,7 @@ def _sample_rows(
         latest, marks = tables[0][block], (tables[1][block], tables[2][block], tables[3][block])
         node, at, keys = np.empty(num_walks, np.uint64), np.empty(num_walks, np.uint64), np.empty(num_walks, np.uint64)
         number, order = np.empty(num_walks, np.int64), np.empty(num_walks, np.int64)
-        next_number = np.empty(num_walks, np.int64)
+        next_number, state = np.empty(num_walks, np.int64), np.empty(num_walks, np.uint64)
         rank, quantile = np.empty(num_walks), np.empty(num_walks)
         weight, next_weight = np.empty(num_walks), np.empty(num_walks)
         # One record stands for none, and one is written before it is known to be needed.
@@ -376,7 +397,8 @@ def _sample_rows(
             np.empty(capacity + 2, np.uint32),
             np.empty(capacity + 2),
         )
-        pair = entry = block_ptr[block] * capacity
+        origin = block_ptr[block] * capacity
+        pair, entry = origin, origin
         for row in range(block_ptr[block], block_ptr[block + 1]):
             start = starts[row]
             move_state, halt_state = _absorb(move, ids[start]), _absorb(halt, ids[start])
@@ -408,10 +430,10 @@ def _sample_rows(
                     max_length,
                     coupling,
                     latest,
-                    (node, number, at, rank, quantile),
+                    (node, number, state, at, rank, quantile),
                     records,
                 )
-            pair = _write_row(end, start, roots, sym, divisors, latest, marks, records, pair, entry, out)
+            pair = _write_row(end, start, roots, sym, divisors, latest, marks, records, origin, pair, entry, out)
             entry += end - 1
             row_ends[row] = pair
         block_ends[block, 0], block_ends[block, 1] = pair, entry
@@ -431,16 +453,17 @@ def _compress(block_ptr, capacity, pair_ptr, entry_ptr, row_ends, parts, row_ptr
         lengths[entry : entry + num_entries] = in_lengths[first : first + num_entries]
         loads[entry : entry + num_entries] = in_loads[first : first + num_entries]
         for k in range(num_pairs):
-            starts[pair + k] = in_starts[first + k] - first + entry
+            starts[pair + k] = in_starts[first + k] + entry
 
 
 def _walk_rows(graph, starts, move, halt, halt_prob, num_walks, length, coupling, block_ptr, out):
     """Follow every walker of every row, [R, W, length + 1]; -1 once it has ended."""
     ids = graph[4]
     for block in prange(block_ptr.shape[0] - 1):
-        node, keys = np.empty(num_walks, np.uint64), np.empty(num_walks, np.uint64)
+        node, at, keys = np.empty(num_walks, np.uint64), np.empty(num_walks, np.uint64), np.empty(num_walks, np.uint64)
         number, order = np.empty(num_walks, np.int64), np.empty(num_walks, np.int64)
-        next_number, quantile = np.empty(num_walks, np.int64), np.empty(num_walks)
+        next_number, state = np.empty(num_walks, np.int64), np.empty(num_walks, np.uint64)
+        rank, quantile = np.empty(num_walks), np.empty(num_walks)
         weight, next_weight = np.ones(num_walks), np.ones(num_walks)
         walkers = (node, number, weight, keys, order, next_number, next_weight)
         signs = np.empty(0)
@@ -461,7 +484,7 @@ def _walk_rows(graph, starts, move, halt, halt_prob, num_walks, length, coupling
                     num_walks,
                     length,
                     coupling,
-                    (node, number, quantile),
+                    (node, number, state, at, rank, quantile),
                     out[row],
                 )
 
@@ -492,13 +515,10 @@ def _sample_chunk(
         *(np.zeros((num_blocks, (num_nodes >> bits) + 1), np.uint64) for bits in (6, 12, 18)),
     )
     divisors = [settings.num_walks * (1.0 - settings.halt_prob) ** k for k in range(settings.max_length + 1)]
-    dtypes = (*result_dtypes(num_nodes, settings.max_length), dtype)
-    columns, lengths, loads = (torch.empty(0, dtype=kind).numpy().dtype for kind in dtypes)
-
-    def empty(pairs: int, entries: int) -> tuple[np.ndarray, ...]:
-        return np.empty(pairs, columns), np.empty(pairs, np.int64), np.empty(entries, lengths), np.empty(entries, loads)
-
-    parts = empty(num_rows * capacity, num_rows * capacity)
+    column_type, length_type, load_type = (
+        torch.empty(0, dtype=kind).numpy().dtype for kind in (*result_dtypes(num_nodes, settings.max_length), dtype)
+    )
+    parts = tuple(np.empty(num_rows * capacity, kind) for kind in (column_type, np.uint32, length_type, load_type))
     row_ends, block_ends = np.empty(num_rows, np.int64), np.empty((num_blocks, 2), np.int64)
     _sample_kernel(
         _unsigned(graph),
@@ -521,11 +541,15 @@ def _sample_chunk(
         parts,
     )
     pair_ptr, entry_ptr = (np.append(0, np.cumsum(ends - block_ptr[:-1] * capacity)) for ends in block_ends.T)
-    row_ptr = np.zeros(num_rows + 1, np.int64)
-    out = empty(pair_ptr[-1], entry_ptr[-1])
-    starts = np.empty(pair_ptr[-1] + 1, np.int64)
-    starts[-1] = entry_ptr[-1]
-    out = (out[0], starts, out[2], out[3])
+    num_pairs, num_entries = int(pair_ptr[-1]), int(entry_ptr[-1])
+    row_ptr, starts = np.zeros(num_rows + 1, np.int64), np.empty(num_pairs + 1, np.int64)
+    starts[-1] = num_entries
+    out = (
+        np.empty(num_pairs, column_type),
+        starts,
+        np.empty(num_entries, length_type),
+        np.empty(num_entries, load_type),
+    )
     _compress_kernel(block_ptr, capacity, pair_ptr, entry_ptr, row_ends, parts, row_ptr, out)
     return Loads(*(torch.from_numpy(array) for array in (row_ptr, *out)))
 
