@@ -15,7 +15,7 @@ from torch import Tensor
 
 from topomask.graph_input import Array, check_nodes, edge_array, node_count, weight_array
 from topomask.ops import segments
-from topomask.ops.sample_walks.reference import GraphTensors
+from topomask.ops.sample_walks.reference import GraphTensors, index_dtype
 
 Normalization = Literal["sym", "row", "none"]
 
@@ -323,7 +323,7 @@ class Graph:
             row_ptr, weights = torch.tensor(self.indptr), torch.tensor(self.weights)
             return GraphTensors(
                 row_ptr=row_ptr,
-                columns=torch.tensor(self.indices),
+                columns=torch.tensor(self.indices).to(index_dtype(self.num_nodes)),
                 cumulative=segments.cumulative_sum(weights.abs(), row_ptr),
                 signs=torch.sign(weights) if self.signed else None,
                 degrees=torch.tensor(self.degrees),

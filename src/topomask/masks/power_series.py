@@ -85,7 +85,7 @@ class PowerSeriesMask(Mask):
         self.num_graphs = graph.num_graphs
         self._groups = torch.tensor(graph.graph_index, device="cpu") if graph.num_graphs > 1 else None
         with torch.device("cpu"):
-            self._pattern = make_pattern(tensors.row_ptr, tensors.columns, graph.num_nodes)
+            self._pattern = make_pattern(tensors.row_ptr, tensors.columns.to(torch.int64), graph.num_nodes)
         self._adjacency = torch.from_numpy(adjacency.data)
 
     def on(self, graph: Graph, features: Any = None) -> Self:

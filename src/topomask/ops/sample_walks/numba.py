@@ -23,7 +23,16 @@ from torch import Tensor
 
 from topomask.ops.backend import Kernel
 from topomask.ops.sample_walks import random
-from topomask.ops.sample_walks.reference import HALT, MOVE, GraphTensors, Loads, WalkSettings, join_loads, result_dtypes
+from topomask.ops.sample_walks.reference import (
+    HALT,
+    MOVE,
+    GraphTensors,
+    Loads,
+    WalkSettings,
+    index_dtype,
+    join_loads,
+    length_dtype,
+)
 
 _IID, _ANTITHETIC, _REPELLING = 0, 1, 2
 _COUPLINGS = {"iid": _IID, "antithetic": _ANTITHETIC, "repelling": _REPELLING}
@@ -156,7 +165,8 @@ def _count_walkers(graph, start, move, halt, halt_prob, num_walks, max_length, c
             if degree == _ZERO or quantile[w] < 0.0:
                 node[w], all_moved = _NOWHERE, False
                 continue
-            there = columns[_choose(cumulative, degrees, unit_weights, here, begin, degree, quantile[w])]
+            edge = _choose(cumulative, degrees, unit_weights, here, begin, degree, quantile[w])
+            there = np.uint64(columns[edge])
             before = np.uint64(latest[there])
             is_new = before < first
             # The next free record is written in any case, and only kept if it is needed.
@@ -271,7 +281,7 @@ def _advance(graph, signs, by_degree, move, halt, halt_prob, num_walks, coupling
                 if by_degree:
                     weight = weight * degrees[here]
                 # A stable sort by node: the place among the survivors breaks ties.
-                keys[moved], order[moved] = columns[edge] * np.uint64(num_walks) + np.uint64(moved), moved
+                keys[moved], order[moved] = np.uint64(columns[edge]) * np.uint64(num_walks) + np.uint64(moved), moved
                 moved_numbers[moved], moved_weights[moved] = numbers[w], weight
                 moved += 1
         first += size
@@ -338,7 +348,8 @@ def _follow_singly(graph, start, move, halt, halt_prob, num_walks, length, coupl
                 for rest in range(step, length + 1):
                     out[n, rest] = -1
                 continue
-            there = columns[_choose(cumulative, degrees, unit_weights, here, begin, degree, quantile[w])]
+            edge = _choose(cumulative, degrees, unit_weights, here, begin, degree, quantile[w])
+            there = np.uint64(columns[edge])
             node[w], out[n, step] = there, there
         if not all_moved:
             alive = _keep_walking(alive, node, number, state, at, rank)
@@ -516,7 +527,8 @@ def _sample_chunk(
     )
     divisors = [settings.num_walks * (1.0 - settings.halt_prob) ** k for k in range(settings.max_length + 1)]
     column_type, length_type, load_type = (
-        torch.empty(0, dtype=kind).numpy().dtype for kind in (*result_dtypes(num_nodes, settings.max_length), dtype)
+        torch.empty(0, dtype=kind).numpy().dtype
+        for kind in (index_dtype(num_nodes), length_dtype(settings.max_length), dtype)
     )
     parts = tuple(np.empty(num_rows * capacity, kind) for kind in (column_type, np.uint32, length_type, load_type))
     row_ends, block_ends = np.empty(num_rows, np.int64), np.empty((num_blocks, 2), np.int64)
@@ -585,5 +597,6 @@ def _keys(settings: WalkSettings, head: int) -> list[np.uint64]:
 
 
 def _unsigned(graph: GraphTensors) -> tuple:
-    row_ptr, columns = (tensor.numpy().view(np.uint64) for tensor in (graph.row_ptr, graph.columns))
+    row_ptr, columns = graph.row_ptr.numpy().view(np.uint64), graph.columns.numpy()
+    columns = columns.view(np.dtype(f"u{columns.itemsize}"))
     return row_ptr, columns, graph.cumulative.numpy(), graph.degrees.numpy(), graph.ids.numpy(), graph.unit_weights

@@ -26,7 +26,7 @@ class GraphTensors(NamedTuple):
     """What a walk sampler reads of a graph, as CPU tensors."""
 
     row_ptr: Tensor  # [N + 1], int64
-    columns: Tensor  # [nnz], int64, ascending in every row
+    columns: Tensor  # [nnz], int32 where that holds all nodes, else int64, ascending in every row
     cumulative: Tensor  # [nnz], running sum of |weights| in every row
     signs: Tensor | None  # [nnz], None when no weight is negative
     degrees: Tensor  # [N]
@@ -67,12 +67,14 @@ def join_loads(parts: Sequence[Loads]) -> Loads:
     )
 
 
-def result_dtypes(num_nodes: int, max_length: int) -> tuple[torch.dtype, torch.dtype]:
-    """Of columns and lengths."""
-    return (
-        torch.int32 if num_nodes <= torch.iinfo(torch.int32).max else torch.int64,
-        torch.uint8 if max_length <= torch.iinfo(torch.uint8).max else torch.int16,
-    )
+def index_dtype(num_nodes: int) -> torch.dtype:
+    """The dtype of columns: int32 where it holds all nodes."""
+    return torch.int32 if num_nodes <= torch.iinfo(torch.int32).max else torch.int64
+
+
+def length_dtype(max_length: int) -> torch.dtype:
+    """The dtype of lengths: uint8 where it holds all of them."""
+    return torch.uint8 if max_length <= torch.iinfo(torch.uint8).max else torch.int16
 
 
 class _Walkers(NamedTuple):
@@ -175,7 +177,9 @@ def _advance(
     moves = (walkers.node < num_nodes) & (degree > 0) & ~halts
     edge = _choose_edge(graph, here, degree, quantile)
     node = (
-        torch.where(moves, graph.columns[edge], num_nodes) if len(graph.columns) else torch.full_like(here, num_nodes)
+        torch.where(moves, graph.columns[edge].to(torch.int64), num_nodes)
+        if len(graph.columns)
+        else torch.full_like(here, num_nodes)
     )
     weight = walkers.weight
     if weight is not None and len(graph.columns):
@@ -243,11 +247,10 @@ def _merge(records: list[tuple[Tensor, Tensor, Tensor]], num_rows: int, num_node
     keys, order = keys.sort()
     loads = torch.cat([load for _, _, load in records])[order]
     pairs, entry_counts = torch.unique_consecutive(keys // num_lengths, return_counts=True)
-    columns_dtype, lengths_dtype = result_dtypes(num_nodes, num_lengths - 1)
     return Loads(
         row_ptr=segments.pointers(torch.bincount(pairs // num_nodes, minlength=num_rows)),
-        columns=(pairs % num_nodes).to(columns_dtype),
+        columns=(pairs % num_nodes).to(index_dtype(num_nodes)),
         entry_ptr=segments.pointers(entry_counts),
-        lengths=(keys % num_lengths).to(lengths_dtype),
+        lengths=(keys % num_lengths).to(length_dtype(num_lengths - 1)),
         loads=loads,
     )
