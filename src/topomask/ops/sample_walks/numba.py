@@ -41,6 +41,8 @@ _ENTRIES_PER_CHUNK = 1 << 23
 # Nodes that all threads together keep records of at most; bounds memory on large graphs with many threads.
 _TABLE_SIZE = 1 << 28
 _ROWS_PER_BLOCK = 32
+# Walkers that are sorted by comparing all with all.
+_FEW = 64
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _FIRST = np.uint64(0xBF58476D1CE4E5B9)
@@ -232,19 +234,29 @@ def _write_row(end, start, roots, sym, divisors, latest, marks, records, origin,
 
 
 @njit(**_INNER)
-def _sort(keys, values, count):
-    """Sort keys ascending, values along with them. Shell's sort: short runs, no memory."""
+def _sort(keys, order, count):
+    """Put into ``order`` where the keys, all different, are in ascending order; may sort the keys."""
+    if count <= _FEW:
+        # Every key counts those below it: no branches, and the loop becomes vector instructions.
+        for i in range(count):
+            place = _ZERO
+            for j in range(count):
+                place += np.uint64(keys[j] < keys[i])
+            order[place] = i
+        return
+    for i in range(count):
+        order[i] = i
     gap = 1
     while 3 * gap + 1 < count:
         gap = 3 * gap + 1
     while gap > 0:
         for i in range(gap, count):
-            key, value = keys[i], values[i]
+            key, value = keys[i], order[i]
             j = i
             while j >= gap and keys[j - gap] > key:
-                keys[j], values[j] = keys[j - gap], values[j - gap]
+                keys[j], order[j] = keys[j - gap], order[j - gap]
                 j -= gap
-            keys[j], values[j] = key, value
+            keys[j], order[j] = key, value
         gap //= 3
 
 
@@ -252,7 +264,7 @@ def _sort(keys, values, count):
 def _advance(graph, signs, by_degree, move, halt, halt_prob, num_walks, coupling, step, alive, walkers):
     """Let walkers, which are sorted by node, take one step, and sort them again; returns how many still walk."""
     row_ptr, columns, cumulative, degrees, ids, unit_weights = graph
-    nodes, numbers, weights, keys, order, moved_numbers, moved_weights = walkers
+    nodes, numbers, weights, keys, order, moved_nodes, moved_numbers, moved_weights = walkers
     first, moved = 0, 0
     while first < alive:
         here = nodes[first]
@@ -281,15 +293,15 @@ def _advance(graph, signs, by_degree, move, halt, halt_prob, num_walks, coupling
                 if by_degree:
                     weight = weight * degrees[here]
                 # A stable sort by node: the place among the survivors breaks ties.
-                keys[moved], order[moved] = np.uint64(columns[edge]) * np.uint64(num_walks) + np.uint64(moved), moved
-                moved_numbers[moved], moved_weights[moved] = numbers[w], weight
+                there = np.uint64(columns[edge])
+                keys[moved] = there * np.uint64(num_walks) + np.uint64(moved)
+                moved_nodes[moved], moved_numbers[moved], moved_weights[moved] = there, numbers[w], weight
                 moved += 1
         first += size
     _sort(keys, order, moved)
     for w in range(moved):
         source = order[w]
-        nodes[w] = keys[w] // np.uint64(num_walks)
-        numbers[w], weights[w] = moved_numbers[source], moved_weights[source]
+        nodes[w], numbers[w], weights[w] = moved_nodes[source], moved_numbers[source], moved_weights[source]
     return moved
 
 
@@ -396,8 +408,8 @@ def _sample_rows(
     for block in prange(block_ptr.shape[0] - 1):
         latest, marks = tables[0][block], (tables[1][block], tables[2][block], tables[3][block])
         node, at, keys = np.empty(num_walks, np.uint64), np.empty(num_walks, np.uint64), np.empty(num_walks, np.uint64)
-        number, order = np.empty(num_walks, np.int64), np.empty(num_walks, np.int64)
-        next_number, state = np.empty(num_walks, np.int64), np.empty(num_walks, np.uint64)
+        number, next_number = np.empty(num_walks, np.int64), np.empty(num_walks, np.int64)
+        order, state = np.empty(num_walks, np.uint64), np.empty(num_walks, np.uint64)
         rank, quantile = np.empty(num_walks), np.empty(num_walks)
         weight, next_weight = np.empty(num_walks), np.empty(num_walks)
         # One record stands for none, and one is written before it is known to be needed.
@@ -414,7 +426,7 @@ def _sample_rows(
             start = starts[row]
             move_state, halt_state = _absorb(move, ids[start]), _absorb(halt, ids[start])
             if by_degree or signs.shape[0] > 0:
-                walkers = (node, number, weight, keys, order, next_number, next_weight)
+                walkers = (node, number, weight, keys, order, at, next_number, next_weight)
                 end = _weigh_walkers(
                     graph,
                     signs,
@@ -472,11 +484,11 @@ def _walk_rows(graph, starts, move, halt, halt_prob, num_walks, length, coupling
     ids = graph[4]
     for block in prange(block_ptr.shape[0] - 1):
         node, at, keys = np.empty(num_walks, np.uint64), np.empty(num_walks, np.uint64), np.empty(num_walks, np.uint64)
-        number, order = np.empty(num_walks, np.int64), np.empty(num_walks, np.int64)
-        next_number, state = np.empty(num_walks, np.int64), np.empty(num_walks, np.uint64)
+        number, next_number = np.empty(num_walks, np.int64), np.empty(num_walks, np.int64)
+        order, state = np.empty(num_walks, np.uint64), np.empty(num_walks, np.uint64)
         rank, quantile = np.empty(num_walks), np.empty(num_walks)
         weight, next_weight = np.ones(num_walks), np.ones(num_walks)
-        walkers = (node, number, weight, keys, order, next_number, next_weight)
+        walkers = (node, number, weight, keys, order, at, next_number, next_weight)
         signs = np.empty(0)
         for row in range(block_ptr[block], block_ptr[block + 1]):
             start = starts[row]
