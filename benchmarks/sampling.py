@@ -12,7 +12,8 @@ import importlib.util
 import statistics
 import time
 from collections.abc import Callable
-from typing import Any
+from functools import partial
+from typing import Any, Literal
 
 import networkx as nx
 import numpy as np
@@ -25,6 +26,7 @@ from topomask.ops.sample_walks import WalkSettings, sample_walks
 
 NUM_WALKS, LENGTH = 20, 10
 NUM_NODES = 32_768
+NUM_TURNS = 5
 MERGES = ("coalesce", "sort all keys", "sort rows", "sort lengths")
 
 
@@ -33,11 +35,10 @@ def barabasi_albert() -> tm.Graph:
     return tm.Graph.from_edges(edges, NUM_NODES)
 
 
-def torch_walks(graph: tm.Graph) -> Tensor:
+def torch_walks(row_ptr: Tensor, columns: Tensor) -> Tensor:
     """Independent walkers all at once, [L + 1, N * W]; every node needs a neighbour."""
-    row_ptr, columns = graph.tensors.row_ptr, graph.tensors.columns
     degrees = row_ptr.diff()
-    node = torch.arange(graph.num_nodes).repeat_interleave(NUM_WALKS)
+    node = torch.arange(len(degrees)).repeat_interleave(NUM_WALKS)
     visits = [node]
     for _ in range(LENGTH):
         node = columns[row_ptr[node] + (torch.rand(len(node)) * degrees[node]).to(torch.int64)]
@@ -104,63 +105,60 @@ def check_merged(graph: tm.Graph) -> None:
             raise AssertionError(f"merging by {how!r} gives another answer")
 
 
-def milliseconds(run: Callable[[], Any], repeats: int) -> list[float]:
-    """Times of repeats after one run that does not count."""
-    run()
-    times = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        run()
-        times.append(1e3 * (time.perf_counter() - start))
+def milliseconds(runs: dict[str, Callable[[], Any]]) -> dict[str, list[float]]:
+    """Times of every run, taken in turns so that a busy spell of the machine meets all.
+
+    Every time is taken after a run that does not count: idle threads of another pool spin for a while before they sleep.
+    """
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    for _ in range(NUM_TURNS):
+        for name, run in runs.items():
+            run()
+            start = time.perf_counter()
+            run()
+            times[name].append(1e3 * (time.perf_counter() - start))
     return times
 
 
-def measure(graph: tm.Graph) -> dict[str, list[float]]:
-    tensors, nodes = graph.tensors, torch.arange(graph.num_nodes)
-    times: dict[str, list[float]] = {}
-    check(graph, "the torch sampler", torch_walks(graph))
+def our_runs(graph: tm.Graph, coupling: Literal["iid", "repelling"]) -> dict[str, Callable[[], Any]]:
+    nodes = torch.arange(graph.num_nodes)
+    settings = WalkSettings(NUM_WALKS, LENGTH, 0.0, coupling, "sym", 0, 0)
+    return {
+        f"bare walks, {coupling}": lambda: tm.random_walks(graph, NUM_WALKS, LENGTH, coupling=coupling),
+        f"features, {coupling}": lambda: tm.sample_features(graph, NUM_WALKS, LENGTH, coupling=coupling),
+        f"features, {coupling}, not widened": lambda: sample_walks(graph.tensors, nodes, settings, 0, torch.float32),
+    }
+
+
+def peer_runs(graph: tm.Graph) -> dict[str, Callable[[], Any]]:
+    """Peers whose answers have been checked."""
+    # Peers take int64, as is usual in torch.
+    row_ptr, columns = graph.tensors.row_ptr, graph.tensors.columns.to(torch.int64)
+    check(graph, "the torch sampler", torch_walks(row_ptr, columns))
     check_merged(graph)
-    for coupling in ("iid", "repelling"):
-        times[f"bare walks, {coupling}"] = milliseconds(
-            lambda c=coupling: tm.random_walks(graph, NUM_WALKS, LENGTH, coupling=c),  # type: ignore[misc]
-            15,
-        )
-        times[f"features, {coupling}"] = milliseconds(
-            lambda c=coupling: tm.sample_features(graph, NUM_WALKS, LENGTH, coupling=c),  # type: ignore[misc]
-            15,
-        )
-        settings = WalkSettings(NUM_WALKS, LENGTH, 0.0, coupling, "sym", 0, 0)
-        times[f"features, {coupling}, not widened"] = milliseconds(
-            lambda s=settings: sample_walks(tensors, nodes, s, 0, torch.float32),  # type: ignore[misc]
-            15,
-        )
-    times["torch, bare walks"] = milliseconds(lambda: torch_walks(graph), 7)
+    runs: dict[str, Callable[[], Any]] = {"torch, bare walks": lambda: torch_walks(row_ptr, columns)}
     for how in MERGES:
-        times[f"torch, merged by {how}"] = milliseconds(
-            lambda h=how: merge(torch_walks(graph), graph.num_nodes, h),  # type: ignore[misc]
-            3,
-        )
+        runs[f"torch, merged by {how}"] = partial(_walk_and_merge, row_ptr, columns, how)
     if importlib.util.find_spec("torch_cluster") is None:
         print("torch_cluster is not installed, so it is left out.\n")
-    else:
-        random_walk = importlib.import_module("torch_cluster").random_walk
-        rows = torch.repeat_interleave(nodes, tensors.row_ptr.diff())
-        starts = nodes.repeat_interleave(NUM_WALKS)
+        return runs
+    nodes = torch.arange(graph.num_nodes)
+    rows, starts = torch.repeat_interleave(nodes, row_ptr.diff()), nodes.repeat_interleave(NUM_WALKS)
+    random_walk = importlib.import_module("torch_cluster").random_walk
+    cluster = partial(random_walk, rows, columns, starts, LENGTH, coalesced=False)
+    check(graph, "torch_cluster", cluster().T)
+    return runs | {"torch_cluster, bare walks": cluster}
 
-        def run() -> Tensor:
-            walks: Tensor = random_walk(rows, tensors.columns, starts, LENGTH, coalesced=False)
-            return walks
 
-        check(graph, "torch_cluster", run().T)
-        times["torch_cluster, bare walks"] = milliseconds(run, 7)
-    return times
+def _walk_and_merge(row_ptr: Tensor, columns: Tensor, how: str) -> Any:
+    return merge(torch_walks(row_ptr, columns), len(row_ptr) - 1, how)
 
 
 def main() -> None:
     torch.manual_seed(0)
     results: dict[str, Any] = {}
     for name, graph in (("grid", tm.grid_graph(128, 256)), ("Barabasi-Albert", barabasi_albert())):
-        times = measure(graph)
+        times = milliseconds(our_runs(graph, "iid") | our_runs(graph, "repelling") | peer_runs(graph))
         medians = {what: statistics.median(values) for what, values in times.items()}
         print(f"{name}\n")
         report.table(
