@@ -108,7 +108,7 @@ def check_merged(graph: tm.Graph) -> None:
 def milliseconds(runs: dict[str, Callable[[], Any]]) -> dict[str, list[float]]:
     """Times of every run, taken in turns so that a busy spell of the machine meets all.
 
-    Every time is taken after a run that does not count: idle threads of another pool spin for a while before they sleep.
+    Every time is taken after a run that does not count: idle threads of another pool spin before they sleep.
     """
     times: dict[str, list[float]] = {name: [] for name in runs}
     for _ in range(NUM_TURNS):
