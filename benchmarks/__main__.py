@@ -18,6 +18,7 @@ ALL = (
     "convergence",
     "symmetry",
     "large_graphs",
+    "sampling",
     "attention",
     "peers",
     "scaling",

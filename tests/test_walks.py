@@ -71,6 +71,88 @@ def test_no_start_nodes():
     assert features.to_dense(torch.ones(3)).shape == (2, 0, 11)
 
 
+def loads_of_walks(walks: torch.Tensor, num_nodes: int, halt_prob: float) -> torch.Tensor:
+    """Shares of walkers [R, N, L + 1] that are on a node after some steps, over the probability to get that far."""
+    num_rows, num_walks, num_lengths = walks.shape
+    shares = torch.zeros(num_rows, num_nodes + 1, num_lengths, dtype=torch.float64)
+    shares.scatter_add_(1, walks, torch.ones(walks.shape, dtype=torch.float64))
+    return shares[:, :num_nodes] / (num_walks * (1 - halt_prob) ** torch.arange(num_lengths, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("settings", [*SETTINGS, dict(coupling="iid", halt_prob=0.0)], ids=[*NAMES, "iid-endless"])
+@pytest.mark.parametrize(
+    "make",
+    [lambda: tm.grid_graph(5, 6), ragged_graph, directed_graph, signed_graph, ragged_batch, lambda: star_graph(40)],
+)
+def test_features_sum_up_random_walks(settings, make):
+    graph = make()
+    for num_walks, start_nodes in ((1, None), (9, [5, 0, 3, 3])):
+        walks = tm.random_walks(
+            graph, num_walks, 6, seed=4, head=1, ensemble="key", start_nodes=start_nodes, **settings
+        )
+        features = tm.sample_features(
+            graph,
+            num_walks,
+            6,
+            num_heads=2,
+            seed=4,
+            ensemble="key",
+            start_nodes=start_nodes,
+            normalization="row",
+            dtype=torch.float64,
+            **settings,
+        )
+        walks[walks < 0] = graph.num_nodes
+        expected = loads_of_walks(walks, graph.num_nodes, settings["halt_prob"])
+        for length in range(7):
+            found = features.to_dense(unit(length, 6))[1]
+            if graph.signed:
+                # Walkers that come with both signs cancel; one walker has nothing to cancel with.
+                assert (found.abs() <= expected[:, :, length] + 1e-12).all()
+                if num_walks > 1:
+                    continue
+                found = found.abs()
+            torch.testing.assert_close(found, expected[:, :, length], rtol=1e-14, atol=0)
+
+
+def test_random_walks_follow_edges_and_stay_ended():
+    graph = directed_graph()
+    walks = tm.random_walks(graph, 50, 8, halt_prob=0.1, coupling="repelling")
+    assert walks.shape == (7, 50, 9)
+    assert walks.dtype == torch.int64
+    assert torch.equal(walks[:, :, 0], torch.arange(7)[:, None].expand(-1, 50))
+    here, there = walks[:, :, :-1].flatten().numpy(), walks[:, :, 1:].flatten().numpy()
+    assert (there[here < 0] == -1).all()
+    stepped = there >= 0
+    assert (graph.to_scipy().toarray()[here[stepped], there[stepped]] != 0).all()
+
+
+def test_random_walks_without_steps_or_starts():
+    assert tm.random_walks(tm.path_graph(3), 2, 0).tolist() == [[[0], [0]], [[1], [1]], [[2], [2]]]
+    assert tm.random_walks(tm.path_graph(3), 2, 4, start_nodes=[]).shape == (0, 2, 5)
+    assert (tm.random_walks(tm.Graph.from_edges([], 3), 1, 2)[:, 0, 1:] == -1).all()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_walks": 0}, "num_walks"),
+        ({"length": -1}, "length"),
+        ({"length": 2.0}, "length"),
+        ({"head": -1}, "head"),
+        ({"seed": 2**63}, "seed"),
+        ({"halt_prob": 1.0}, "halt_prob"),
+        ({"coupling": "antithetic"}, "do nothing"),
+        ({"coupling": "quasi"}, "coupling"),
+        ({"ensemble": "value"}, "ensemble"),
+        ({"start_nodes": [11]}, r"start_nodes\[0\] is 11"),
+    ],
+)
+def test_bad_arguments_of_random_walks_are_named(options, message):
+    with pytest.raises(ValueError, match=message):
+        tm.random_walks(ragged_graph(), **options)
+
+
 def test_length_zero_walks():
     assert torch.equal(tm.sample_features(tm.path_graph(4), max_length=0).to_dense(torch.ones(1))[0], torch.eye(4))
 

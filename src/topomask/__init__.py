@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from topomask.masks import DenseMask, LowRankMask, Mask, PowerSeriesMask, PrefixMask, SelectedMask, WalkMask
     from topomask.planning import Plan, plan_attention
     from topomask.series import convolve, deconvolve
-    from topomask.walks import WalkFeatures, sample_features
+    from topomask.walks import WalkFeatures, random_walks, sample_features
 
 __version__ = "0.1.0"
 
@@ -41,6 +41,7 @@ __all__ = [
     "nn",
     "path_graph",
     "plan_attention",
+    "random_walks",
     "sample_features",
     "series",
     "theory",
@@ -54,7 +55,7 @@ _HOMES = {
     "masks": ("DenseMask", "LowRankMask", "Mask", "PowerSeriesMask", "PrefixMask", "SelectedMask", "WalkMask"),
     "planning": ("Plan", "plan_attention"),
     "series": ("convolve", "deconvolve"),
-    "walks": ("WalkFeatures", "sample_features"),
+    "walks": ("WalkFeatures", "random_walks", "sample_features"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 _MODULES = ("feature_maps", "nn", "series", "theory")

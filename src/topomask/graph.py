@@ -323,7 +323,7 @@ class Graph:
             row_ptr, weights = torch.tensor(self.indptr), torch.tensor(self.weights)
             return GraphTensors(
                 row_ptr=row_ptr,
-                columns=torch.tensor(self.indices),
+                columns=torch.tensor(self.indices).to(segments.index_type(self.num_nodes)),
                 cumulative=segments.cumulative_sum(weights.abs(), row_ptr),
                 signs=torch.sign(weights) if self.signed else None,
                 degrees=torch.tensor(self.degrees),

@@ -17,7 +17,8 @@ from topomask.graph import Graph, Normalization
 from topomask.graph_input import check_nodes
 from topomask.ops import segments
 from topomask.ops.feature_values import feature_values
-from topomask.ops.sample_walks import Loads, WalkSettings, sample_walks
+from topomask.ops.sample_walks import WalkSettings, join_loads, sample_walks
+from topomask.ops.sample_walks import random_walks as sample_bare_walks
 from topomask.ops.sparse_product import Pattern, make_pattern
 
 Coupling = Literal["repelling", "antithetic", "iid"]
@@ -36,9 +37,9 @@ class WalkFeatures:
 
     Attributes:
         row_ptr: Where the columns of every row begin, [H * R + 1].
-        columns: Visited nodes, ascending in every row, [P].
-        entry_ptr: Where the entries of every (row, column) begin, [P + 1].
-        lengths: Walk length of every entry, [T], int16.
+        columns: Visited nodes, ascending in every row, [P], int32 where that fits.
+        entry_ptr: Where the entries of every (row, column) begin, [P + 1], int32 where that fits.
+        lengths: Walk length of every entry, [T], uint8 where that fits, or int16.
         loads: Load of every entry, [T], averaged over walkers.
         num_heads: Number of independent sets of walks H.
         num_columns: Number of nodes N of the graph.
@@ -139,7 +140,7 @@ class WalkFeatures:
             self,
             row_ptr=segments.pointers(counts),
             columns=self.columns[pairs],
-            entry_ptr=segments.pointers(entry_counts),
+            entry_ptr=_narrow(segments.pointers(entry_counts)),
             lengths=self.lengths[entries],
             loads=self.loads[entries],
         )
@@ -154,10 +155,11 @@ class WalkFeatures:
             if len(found) > 1:
                 raise ValueError(f"`features` must agree in {name}, but have {sorted(found)}. Sample them alike.")
         num_heads = features[0].num_heads
+        kind = segments.index_type(sum(part.num_columns for part in features))
         offset = 0
         shifted = []
         for part in features:
-            shifted.append(part.columns + offset)
+            shifted.append(part.columns.to(kind) + offset)
             offset += part.num_columns
         rows = torch.tensor([part.num_rows for part in features])
         # Joined graph by graph, then reordered so that heads are outermost again.
@@ -165,9 +167,9 @@ class WalkFeatures:
         heads = torch.arange(num_heads)[:, None]
         order = segments.ranges((starts + heads * rows).flatten(), rows.repeat(num_heads))
         joined = cls(
-            row_ptr=_join_pointers([part.row_ptr for part in features]),
+            row_ptr=segments.join([part.row_ptr for part in features]),
             columns=torch.cat(shifted),
-            entry_ptr=_join_pointers([part.entry_ptr for part in features]),
+            entry_ptr=_narrow(segments.join([part.entry_ptr for part in features])),
             lengths=torch.cat([part.lengths for part in features]),
             loads=torch.cat([part.loads for part in features]),
             num_heads=num_heads,
@@ -294,12 +296,13 @@ def sample_features(
     References:
         Reid et al. (2025), Eq. 10; the telescoped loads are ours.
     """
-    _check_settings(num_walks, max_length, halt_prob, coupling, num_heads, seed, ensemble, dtype)
-    nodes = (
-        torch.arange(graph.num_nodes, device="cpu")
-        if start_nodes is None
-        else check_nodes(start_nodes, graph.num_nodes, "start_nodes")
-    )
+    _check_integer("num_walks", num_walks, 1)
+    _check_integer("max_length", max_length, 0, torch.iinfo(torch.int16).max)
+    _check_integer("num_heads", num_heads, 1)
+    _check_draws(halt_prob, coupling, seed, ensemble)
+    if dtype not in (torch.float32, torch.float64):
+        raise ValueError(f"`dtype` must be torch.float32 or torch.float64, but is {dtype}.")
+    nodes = _start_nodes(graph, start_nodes)
     settings = WalkSettings(
         num_walks=int(num_walks),
         max_length=int(max_length),
@@ -312,14 +315,13 @@ def sample_features(
     # Walks are drawn on the CPU whatever the default device is; move them with `to`. They may be trained on later, also
     # when they are drawn in inference mode.
     with torch.device("cpu"), torch.inference_mode(False):
-        heads = [sample_walks(graph.tensors, nodes, settings, head) for head in range(num_heads)]
-        loads = Loads(*(torch.cat(parts) for parts in zip(*heads, strict=True)))
+        loads = join_loads([sample_walks(graph.tensors, nodes, settings, head, dtype) for head in range(num_heads)])
         return WalkFeatures(
-            row_ptr=segments.pointers(loads.counts),
+            row_ptr=loads.row_ptr,
             columns=loads.columns,
-            entry_ptr=segments.pointers(loads.entry_counts),
+            entry_ptr=_narrow(loads.entry_ptr),
             lengths=loads.lengths,
-            loads=loads.loads.to(dtype),
+            loads=loads.loads,
             num_heads=num_heads,
             num_columns=graph.num_nodes,
             max_length=max_length,
@@ -327,31 +329,79 @@ def sample_features(
         )
 
 
-def _check_settings(
-    num_walks: int,
-    max_length: int,
-    halt_prob: float,
-    coupling: str,
-    num_heads: int,
-    seed: int,
-    ensemble: str,
-    dtype: torch.dtype,
-) -> None:
-    longest = torch.iinfo(torch.int16).max
-    for name, value, low, high in (
-        ("num_walks", num_walks, 1, None),
-        ("max_length", max_length, 0, longest),
-        ("num_heads", num_heads, 1, None),
-        ("seed", seed, 0, 2**63 - 1),
+def random_walks(
+    graph: Graph,
+    num_walks: int = 1,
+    length: int = 10,
+    *,
+    halt_prob: float = 0.0,
+    coupling: Coupling = "iid",
+    seed: int = 0,
+    head: int = 0,
+    ensemble: Ensemble = "query",
+    start_nodes: Any = None,
+) -> Tensor:
+    """Sample bare random walks: the ones that :func:`sample_features` sums up, for the same arguments.
+
+    Args:
+        graph: The graph.
+        num_walks: Walkers per node.
+        length: Steps of a walk at most.
+        halt_prob: Probability to stop before each step.
+        coupling: How walkers of one node depend on each other, see :func:`sample_features`.
+        seed: Seed of all draws, from 0 to 2**63 - 1.
+        head: Which of the independent sets of walks.
+        ensemble: Queries and keys draw independent walks from the same seed.
+        start_nodes: Where walks start, [R]. Default: all nodes.
+
+    Returns:
+        Visited nodes [R, num_walks, length + 1], the start first; -1 once a walk has halted or found no way on.
+
+    Example:
+        >>> import topomask as tm
+        >>> tm.random_walks(tm.Graph.from_edges([(0, 1), (1, 2)], directed=True), length=3)[:, 0]
+        tensor([[ 0,  1,  2, -1],
+                [ 1,  2, -1, -1],
+                [ 2, -1, -1, -1]])
+    """
+    _check_integer("num_walks", num_walks, 1)
+    _check_integer("length", length, 0)
+    _check_integer("head", head, 0, 2**63 - 1)
+    _check_draws(halt_prob, coupling, seed, ensemble)
+    nodes = _start_nodes(graph, start_nodes)
+    settings = WalkSettings(
+        num_walks=int(num_walks),
+        max_length=int(length),
+        halt_prob=float(halt_prob),
+        coupling=coupling,
+        # Where walkers go does not depend on it.
+        normalization="row",
+        seed=int(seed),
+        ensemble=get_args(Ensemble).index(ensemble),
+    )
+    with torch.device("cpu"), torch.inference_mode(False):
+        return sample_bare_walks(graph.tensors, nodes, settings, int(head))
+
+
+def _start_nodes(graph: Graph, start_nodes: Any) -> Tensor:
+    if start_nodes is None:
+        return torch.arange(graph.num_nodes, device="cpu")
+    return check_nodes(start_nodes, graph.num_nodes, "start_nodes")
+
+
+def _check_integer(name: str, value: int, low: int, high: int | None = None) -> None:
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, (int, np.integer))
+        or value < low
+        or (high is not None and value > high)
     ):
-        if (
-            isinstance(value, bool)
-            or not isinstance(value, (int, np.integer))
-            or value < low
-            or (high is not None and value > high)
-        ):
-            upper = "" if high is None else f" and at most {high}"
-            raise ValueError(f"`{name}` must be an integer of at least {low}{upper}, but is {value!r}.")
+        upper = "" if high is None else f" and at most {high}"
+        raise ValueError(f"`{name}` must be an integer of at least {low}{upper}, but is {value!r}.")
+
+
+def _check_draws(halt_prob: float, coupling: str, seed: int, ensemble: str) -> None:
+    _check_integer("seed", seed, 0, 2**63 - 1)
     if not 0 <= halt_prob < 1 or math.isnan(halt_prob):
         raise ValueError(f"`halt_prob` must lie in [0, 1), but is {halt_prob!r}. Pass 0 for walks of fixed length.")
     if coupling not in get_args(Coupling):
@@ -363,12 +413,10 @@ def _check_settings(
         )
     if ensemble not in get_args(Ensemble):
         raise ValueError(f"`ensemble` must be one of {get_args(Ensemble)}, but is {ensemble!r}.")
-    if dtype not in (torch.float32, torch.float64):
-        raise ValueError(f"`dtype` must be torch.float32 or torch.float64, but is {dtype}.")
 
 
-def _join_pointers(parts: list[Tensor]) -> Tensor:
-    return segments.pointers(torch.cat([part.diff() for part in parts]))
+def _narrow(ptr: Tensor) -> Tensor:
+    return ptr.to(segments.index_type(int(ptr[-1]) + 1))
 
 
 def _are_pointers(ptr: Tensor, end: int) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -21,6 +23,11 @@ def pointers(counts: Tensor) -> Tensor:
     ptr = counts.new_zeros(len(counts) + 1, dtype=torch.int64)
     torch.cumsum(counts, dim=0, out=ptr[1:])
     return ptr
+
+
+def join(parts: Sequence[Tensor]) -> Tensor:
+    """Pointers of segments that lie one part after the other, from the pointers of every part."""
+    return pointers(torch.cat([part.diff() for part in parts]))
 
 
 def ranges(starts: Tensor, counts: Tensor) -> Tensor:

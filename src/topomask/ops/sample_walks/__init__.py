@@ -1,20 +1,32 @@
-"""Sampling random walks into sparse loads."""
+"""Sampling random walks, bare or as sparse loads."""
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from topomask.ops.backend import compiled
 from topomask.ops.sample_walks import reference
-from topomask.ops.sample_walks.reference import GraphTensors, Loads, WalkSettings
+from topomask.ops.sample_walks.reference import GraphTensors, Loads, WalkSettings, join_loads
 
-__all__ = ["GraphTensors", "Loads", "WalkSettings", "sample_walks"]
+__all__ = ["GraphTensors", "Loads", "WalkSettings", "join_loads", "random_walks", "sample_walks"]
 
 
-def sample_walks(graph: GraphTensors, start_nodes: Tensor, settings: WalkSettings, head: int) -> Loads:
-    """Sample walks from ``start_nodes`` [R] for one head; the same bits by every backend."""
+def sample_walks(
+    graph: GraphTensors, start_nodes: Tensor, settings: WalkSettings, head: int, dtype: torch.dtype
+) -> Loads:
+    """Sample walks from ``start_nodes`` [R] for one head, loads in ``dtype``; the same bits by every backend."""
     if not compiled(start_nodes):
-        return reference.sample_walks(graph, start_nodes, settings, head)
+        return reference.sample_walks(graph, start_nodes, settings, head, dtype)
     from topomask.ops.sample_walks import numba
 
-    return numba.sample_walks(graph, start_nodes, settings, head)
+    return numba.sample_walks(graph, start_nodes, settings, head, dtype)
+
+
+def random_walks(graph: GraphTensors, start_nodes: Tensor, settings: WalkSettings, head: int) -> Tensor:
+    """The walks that :func:`sample_walks` follows: visited nodes [R, W, L + 1], -1 once a walker has ended."""
+    if not compiled(start_nodes):
+        return reference.random_walks(graph, start_nodes, settings, head)
+    from topomask.ops.sample_walks import numba
+
+    return numba.random_walks(graph, start_nodes, settings, head)

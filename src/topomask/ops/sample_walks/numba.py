@@ -1,325 +1,391 @@
-"""Random walks merged into sparse loads, compiled: the same bits as the reference.
+"""Random walks, compiled: the same bits as the reference.
 
-Rows are simulated one by one. Where weights telescope, only the number of walkers on a node matters: repelling walkers
-are followed as groups, which take one draw together, others singly, and the nodes of a row are found again through a
-small hash table. Where weights do not telescope (signed weights, no normalisation), every walker carries its own.
+Every thread samples a block of rows one by one and writes them one after the other; at the end all blocks are copied to
+where they belong. A record sums up the walkers of one row that are on one node after one number of steps. The latest
+record of every node is found by direct address, and every record knows which one of its node it is. Visited nodes are
+marked in a tree of bit sets, from which they are read in order. So records are neither searched nor sorted, and where
+weights telescope almost no branch depends on a draw. Where they do not (signed weights, no normalisation), every walker
+carries its own, and walkers are sorted by node as in the reference, so that sums have the same order.
+
+Nodes and positions are unsigned: Numba would look at every signed index whether it counts from the end.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
-from numba import njit, prange
+from llvmlite import ir
+from numba import njit, prange, types
+from numba.extending import intrinsic
 from torch import Tensor
 
+from topomask.ops import segments
 from topomask.ops.backend import Kernel
 from topomask.ops.sample_walks import random
-from topomask.ops.sample_walks.reference import HALT, MOVE, GraphTensors, Loads, WalkSettings
+from topomask.ops.sample_walks.reference import (
+    HALT,
+    MOVE,
+    GraphTensors,
+    Loads,
+    WalkSettings,
+    join_loads,
+    length_dtype,
+)
 
-_COUPLINGS = {"iid": 0, "antithetic": 1, "repelling": 2}
-_NORMALIZATIONS = {"row": 0, "sym": 1, "none": 2}
-# Entries that a block of rows may leave at most; bounds the memory that does not end up in the result.
-_ENTRIES_PER_CHUNK = 1 << 20
-_ROWS_PER_TASK = 32
+_IID, _ANTITHETIC, _REPELLING = 0, 1, 2
+_COUPLINGS = {"iid": _IID, "antithetic": _ANTITHETIC, "repelling": _REPELLING}
+# Entries that a chunk of rows may leave at most; bounds the memory that does not end up in the result.
+_ENTRIES_PER_CHUNK = 1 << 23
+# Nodes that all threads together keep records of at most; bounds memory on large graphs with many threads.
+_TABLE_SIZE = 1 << 28
+_ROWS_PER_BLOCK = 32
+# Walkers that are sorted by comparing all with all.
+_FEW = 64
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _FIRST = np.uint64(0xBF58476D1CE4E5B9)
 _SECOND = np.uint64(0x94D049BB133111EB)
+_ZERO, _ONE, _SIX, _WORD = np.uint64(0), np.uint64(1), np.uint64(6), np.uint64(63)
+# Where walkers are that have ended.
+_NOWHERE = np.uint64((1 << 64) - 1)
+
+# What is called for every step allocates nothing, and must not count references to arrays: it would take most of the
+# time.
+_INNER: dict[str, Any] = {"error_model": "numpy", "_nrt": False}
 
 
-@njit(inline="always", error_model="numpy")
+@njit(forceinline=True, **_INNER)
 def _absorb(state, word):
+    """The hash state after one more word."""
     x = (state + _GOLDEN) ^ np.uint64(word)
     x = (x ^ (x >> np.uint64(30))) * _FIRST
     x = (x ^ (x >> np.uint64(27))) * _SECOND
     return x ^ (x >> np.uint64(31))
 
 
-@njit(inline="always", error_model="numpy")
+@njit(forceinline=True, **_INNER)
 def _uniform(state):
-    return np.float64(state >> np.uint64(11)) * 2.0**-53
+    """A float64 in [0, 1) with 53 random bits."""
+    return np.float64(np.int64(state >> np.uint64(11))) * 2.0**-53
 
 
-@njit(inline="always", error_model="numpy")
+@njit(forceinline=True, **_INNER)
 def _fraction(x):
-    return x - np.floor(x)
+    """What is left of x in [0, 2) without its integer part."""
+    return x - 1.0 if x >= 1.0 else x
 
 
-@njit(error_model="numpy")
-def _sort(keys, values, count):
-    """Sort keys ascending, values along with them. Shell's sort: short runs, no memory."""
+@njit(forceinline=True, **_INNER)
+def _choose(cumulative, degrees, unit_weights, here, begin, degree, quantile):
+    """Position of the edge whose share of the node's total weight holds the quantile."""
+    if unit_weights:
+        # The total weight is the degree, and a float64 below 2**53 keeps all its digits as an int64.
+        place = np.uint64(np.int64(quantile * np.float64(np.int64(degree))))
+        return begin + min(place, degree - _ONE)
+    target = quantile * degrees[here]
+    low, high = np.uint64(0), degree - _ONE
+    while low < high:
+        middle = (low + high) >> _ONE
+        if cumulative[begin + middle] > target:
+            high = middle
+        else:
+            low = middle + _ONE
+    return begin + low
+
+
+@njit(forceinline=True, **_INNER)
+def _halts(halt, number, step, halt_prob, coupling):
+    """Whether a walker that goes its own way halts before a step."""
+    if coupling == _ANTITHETIC:
+        return _fraction(_uniform(_absorb(_absorb(halt, number // 2), step)) + 0.5 * (number % 2)) < halt_prob
+    return _uniform(_absorb(_absorb(halt, number), step)) < halt_prob
+
+
+@njit(**_INNER)
+def _draw_singly(halt, step, halt_prob, coupling, alive, number, state, quantile):
+    """Quantiles of walkers that go their own ways, negative if they halt; ``state`` has absorbed their numbers."""
+    for w in range(alive):
+        quantile[w] = _uniform(_absorb(state[w], step))
+    if halt_prob > 0.0:
+        for w in range(alive):
+            if _halts(halt, number[w], step, halt_prob, coupling):
+                quantile[w] = -1.0
+
+
+@njit(**_INNER)
+def _keep_walking(alive, node, number, state, at, rank):
+    """Close the gaps that ended walkers have left; returns how many still walk."""
+    kept = 0
+    for w in range(alive):
+        if node[w] != _NOWHERE:
+            node[kept], number[kept], state[kept], at[kept], rank[kept] = node[w], number[w], state[w], at[w], rank[w]
+            kept += 1
+    return kept
+
+
+@intrinsic
+def _lowest(context, word):
+    """The number of the lowest bit of a word that is not zero."""
+
+    def generate(_, builder, signature, args):
+        return builder.cttz(args[0], ir.Constant(ir.IntType(1), 1))
+
+    return types.uint64(types.uint64), generate
+
+
+@njit(**_INNER)
+def _count_walkers(graph, start, move, halt, halt_prob, num_walks, max_length, coupling, latest, walkers, records):
+    """Follow the walkers of one row; returns the end of its records. Record 0 stands for none."""
+    row_ptr, columns, cumulative, degrees, ids, unit_weights = graph
+    node, number, state, at, rank, quantile = walkers
+    rec_node, rec_total, rec_length, rec_place, rec_draw = records
+    for w in range(num_walks):
+        node[w], number[w], state[w], at[w], rank[w] = start, w, _absorb(move, w), _ONE, w
+    latest[start] = 1
+    rec_node[1], rec_total[1], rec_length[1], rec_place[1] = start, num_walks, 0, 1
+    rec_place[0] = 0
+    first, end, alive = _ONE, _ONE + _ONE, num_walks
+    for step in range(1, max_length + 1):
+        if coupling == _REPELLING:
+            for k in range(first, end):
+                rec_draw[k] = _uniform(_absorb(_absorb(move, ids[rec_node[k]]), step))
+            for w in range(alive):
+                quantile[w] = _fraction(rank[w] / rec_total[at[w]] + rec_draw[at[w]])
+            if halt_prob > 0.0:
+                for w in range(alive):
+                    quantile[w] = (quantile[w] - halt_prob) / (1.0 - halt_prob)
+        else:
+            _draw_singly(halt, step, halt_prob, coupling, alive, number, state, quantile)
+        first = end
+        all_moved = True
+        for w in range(alive):
+            here = node[w]
+            begin = row_ptr[here]
+            degree = row_ptr[here + _ONE] - begin
+            if degree == _ZERO or quantile[w] < 0.0:
+                node[w], all_moved = _NOWHERE, False
+                continue
+            edge = _choose(cumulative, degrees, unit_weights, here, begin, degree, quantile[w])
+            there = np.uint64(columns[edge])
+            before = np.uint64(latest[there])
+            is_new = before < first
+            # The next free record is written in any case, and only kept if it is needed.
+            rec_node[end], rec_total[end], rec_length[end], rec_place[end] = there, 0.0, step, rec_place[before] + 1
+            r = end if is_new else before
+            latest[there] = r
+            node[w], at[w], rank[w] = there, r, rec_total[r]
+            rec_total[r] += 1.0
+            end += np.uint64(is_new)
+        if not all_moved:
+            alive = _keep_walking(alive, node, number, state, at, rank)
+    return np.int64(end)
+
+
+@njit(**_INNER)
+def _write_row(end, start, roots, sym, divisors, latest, marks, records, origin, pair, entry, out):
+    """Write the records of one row in order of node and length, from ``pair`` and ``entry`` on; returns the next pair.
+
+    Leaves ``latest`` and ``marks`` empty.
+    """
+    rec_node, rec_total, rec_length, rec_place, _ = records
+    bits, words, blocks = marks
+    columns, entry_start, lengths, loads = out
+    for r in range(1, end):
+        node = rec_node[r]
+        word, block = node >> _SIX, node >> np.uint64(12)
+        bits[word] |= _ONE << (node & _WORD)
+        if words[block] == _ZERO:
+            blocks[block >> _SIX] |= _ONE << (block & _WORD)
+        words[block] |= _ONE << (word & _WORD)
+    pair, base, entry, origin = np.uint64(pair), np.uint64(entry), _ZERO, np.uint64(origin)
+    for top in range(len(blocks)):
+        while blocks[top] != _ZERO:
+            block = np.uint64(top) << _SIX | _lowest(blocks[top])
+            blocks[top] &= blocks[top] - _ONE
+            rest_words = words[block]
+            words[block] = _ZERO
+            while rest_words != _ZERO:
+                word = block << _SIX | _lowest(rest_words)
+                rest_words &= rest_words - _ONE
+                rest = bits[word]
+                bits[word] = _ZERO
+                while rest != _ZERO:
+                    node = word << _SIX | _lowest(rest)
+                    rest &= rest - _ONE
+                    columns[pair], entry_start[pair] = node, base + entry - origin
+                    pair += _ONE
+                    # From now on, where the entries of the node begin.
+                    latest[node], entry = entry, entry + np.uint64(rec_place[latest[node]])
+    root = roots[start]
+    for r in range(1, end):
+        node, length = rec_node[r], rec_length[r]
+        place = base + np.uint64(latest[node]) + np.uint64(rec_place[r]) - _ONE
+        total = rec_total[r]
+        if sym:
+            total *= root / roots[node]
+        lengths[place], loads[place] = length, total / divisors[length]
+    # The walkers have not left yet; the degree of the start node may be zero.
+    loads[base + np.uint64(latest[start])] = 1.0
+    for r in range(1, end):
+        latest[rec_node[r]] = 0
+    return np.int64(pair)
+
+
+@njit(**_INNER)
+def _sort(keys, order, count):
+    """Put into ``order`` where the keys, all different, are in ascending order; may sort the keys."""
+    if count <= _FEW:
+        # Every key counts those below it: no branches, and the loop becomes vector instructions.
+        for i in range(count):
+            place = _ZERO
+            for j in range(count):
+                place += np.uint64(keys[j] < keys[i])
+            order[place] = i
+        return
+    for i in range(count):
+        order[i] = i
     gap = 1
     while 3 * gap + 1 < count:
         gap = 3 * gap + 1
     while gap > 0:
         for i in range(gap, count):
-            key, value = keys[i], values[i]
+            key, value = keys[i], order[i]
             j = i
             while j >= gap and keys[j - gap] > key:
-                keys[j], values[j] = keys[j - gap], values[j - gap]
+                keys[j], order[j] = keys[j - gap], order[j - gap]
                 j -= gap
-            keys[j], values[j] = key, value
+            keys[j], order[j] = key, value
         gap //= 3
 
 
-@njit(error_model="numpy")
-def _choose(row_ptr, cumulative, degrees, unit_weights, here, quantile):
-    """Position of the edge whose share of the node's total weight holds the quantile."""
-    start = row_ptr[here]
-    most = row_ptr[here + 1] - start - 1
-    target = max(quantile, 0.0) * degrees[here]
-    if unit_weights:
-        return start + min(np.int64(target), most)
-    low, high = np.int64(0), most
-    while low < high:
-        middle = (low + high) // 2
-        if cumulative[start + middle] > target:
-            high = middle
-        else:
-            low = middle + 1
-    return start + low
-
-
-@njit(inline="always", error_model="numpy")
-def _slot(table, slots, visited, num_visited, node):
-    """The slot of a node in its row, a new one if it was not visited yet; the table maps hashes to slots + 1."""
-    mask = table.shape[0] - 1
-    place = (np.uint64(node) * _GOLDEN >> np.uint64(32)) & np.uint64(mask)
-    while True:
-        slot = table[place]
-        if slot == 0:
-            table[place] = num_visited + 1
-            slots[num_visited] = place
-            visited[num_visited] = node
-            return num_visited
-        if visited[slot - 1] == node:
-            return slot - 1
-        place = (place + np.uint64(1)) & np.uint64(mask)
-
-
-@njit(error_model="numpy")
-def _walk_counts(graph, start, move, halt, halt_prob, num_walks, max_length, coupling, scratch):
-    """Follow walkers whose weights telescope; returns how many nodes and records (slot, length, walkers) there are."""
+@njit(**_INNER)
+def _advance(graph, signs, by_degree, move, halt, halt_prob, num_walks, coupling, step, alive, walkers):
+    """Let walkers, which are sorted by node, take one step, and sort them again; returns how many still walk."""
     row_ptr, columns, cumulative, degrees, ids, unit_weights = graph
-    nodes, counts, next_nodes, next_counts, table, slots, visited, stamp, place, rec_slot, rec_length, rec_total = (
-        scratch
-    )
-    num_visited = _slot(table, slots, visited, 0, start) + 1
-    stamp[0] = 0
-    rec_slot[0], rec_length[0], rec_total[0] = 0, 0, np.float64(num_walks)
-    records = 1
-    num_groups = 1
-    if coupling != 2:
-        num_groups = num_walks
-        for w in range(num_walks):
-            nodes[w], counts[w] = start, w
-    else:
-        nodes[0], counts[0] = start, num_walks
-    for step in range(1, max_length + 1):
-        first_record, found = records, 0
-        for g in range(num_groups):
-            here = nodes[g]
-            degree = row_ptr[here + 1] - row_ptr[here]
-            if degree == 0:
-                continue
-            size, shared, number = 1, 0.0, np.int64(0)
-            if coupling == 2:
-                size = counts[g]
-                shared = _uniform(_absorb(_absorb(move, ids[here]), step))
-            else:
-                number = counts[g]
-                if coupling == 1:
-                    shared = _fraction(_uniform(_absorb(_absorb(halt, number // 2), step)) + 0.5 * (number % 2))
-                else:
-                    shared = _uniform(_absorb(_absorb(halt, number), step))
-                if shared < halt_prob:
-                    continue
-                shared = _uniform(_absorb(_absorb(move, number), step))
-            last, slot = np.int64(-1), np.int64(-1)
-            for rank in range(size):
-                quantile = shared
-                if coupling == 2:
-                    quantile = _fraction(rank / np.float64(size) + shared)
-                    if quantile < halt_prob:
-                        continue
-                    quantile = (quantile - halt_prob) / (1.0 - halt_prob)
-                edge = _choose(row_ptr, cumulative, degrees, unit_weights, here, quantile)
-                # Quantiles of a group ascend but for one turn, so walkers to one neighbour follow each other.
-                if edge != last:
-                    slot = _slot(table, slots, visited, num_visited, columns[edge])
-                    if slot == num_visited:
-                        stamp[slot] = 0
-                        num_visited += 1
-                    last = edge
-                    if stamp[slot] != step:
-                        stamp[slot], place[slot] = step, records
-                        rec_slot[records], rec_length[records], rec_total[records] = slot, step, 0.0
-                        records += 1
-                rec_total[place[slot]] += 1.0
-                if coupling != 2:
-                    next_nodes[found], next_counts[found] = columns[edge], number
-                    found += 1
-        if coupling == 2:
-            for r in range(first_record, records):
-                nodes[r - first_record], counts[r - first_record] = visited[rec_slot[r]], np.int64(rec_total[r])
-            num_groups = records - first_record
-        else:
-            for w in range(found):
-                nodes[w], counts[w] = next_nodes[w], next_counts[w]
-            num_groups = found
-        if num_groups == 0:
-            break
-    return num_visited, records
-
-
-@njit(error_model="numpy")
-def _write_row(num_visited, records, scratch, order, ends, columns, entry_counts, lengths, loads):
-    """Write records sorted by node; they come in order of their length."""
-    visited, rec_slot, rec_length, rec_total = scratch[6], scratch[9], scratch[10], scratch[11]
-    for slot in range(num_visited):
-        columns[slot], order[slot], ends[slot] = visited[slot], slot, 0
-    for r in range(records):
-        ends[rec_slot[r]] += 1
-    _sort(columns, order, num_visited)
-    start = 0
-    for k in range(num_visited):
-        slot = order[k]
-        entry_counts[k] = ends[slot]
-        ends[slot], start = start, start + ends[slot]
-    for r in range(records):
-        slot = rec_slot[r]
-        lengths[ends[slot]], loads[ends[slot]] = rec_length[r], rec_total[r]
-        ends[slot] += 1
-
-
-@njit(error_model="numpy")
-def _walk_singly(
-    row_ptr,
-    columns,
-    cumulative,
-    degrees,
-    ids,
-    unit_weights,
-    signs,
-    start,
-    move,
-    halt,
-    halt_prob,
-    num_walks,
-    max_length,
-    coupling,
-    normalization,
-    scratch,
-    order,
-    keys,
-    totals,
-):
-    """Follow every walker; returns the number of records (node * (L + 1) + length, sum of weights)."""
-    nodes, numbers, weights, sorting, spare_numbers, spare_weights = scratch
-    alive = num_walks
-    for w in range(num_walks):
-        nodes[w], numbers[w], weights[w] = start, w, 1.0
-    keys[0], totals[0] = start * (max_length + 1), np.float64(num_walks)
-    records = 1
-    for step in range(1, max_length + 1):
-        first, moved = 0, 0
-        while first < alive:
-            here = nodes[first]
-            size = 1
-            while first + size < alive and nodes[first + size] == here:
-                size += 1
-            degree = row_ptr[here + 1] - row_ptr[here]
-            shared = 0.0
-            if coupling == 2 and degree > 0:
-                shared = _uniform(_absorb(_absorb(move, ids[here]), step))
+    nodes, numbers, weights, keys, order, moved_nodes, moved_numbers, moved_weights = walkers
+    first, moved = 0, 0
+    while first < alive:
+        here = nodes[first]
+        size = 1
+        while first + size < alive and nodes[first + size] == here:
+            size += 1
+        begin = row_ptr[here]
+        degree = row_ptr[here + _ONE] - begin
+        if degree > _ZERO:
+            shared = _uniform(_absorb(_absorb(move, ids[here]), step)) if coupling == _REPELLING else 0.0
             for rank in range(size):
                 w = first + rank
-                if degree == 0:
-                    continue
-                if coupling == 2:
-                    quantile = _fraction(rank / np.float64(size) + shared)
-                    if quantile < halt_prob:
-                        continue
-                    quantile = (quantile - halt_prob) / (1.0 - halt_prob)
+                if coupling == _REPELLING:
+                    place = _fraction(rank / np.float64(size) + shared)
+                    quantile = (place - halt_prob) / (1.0 - halt_prob) if halt_prob > 0.0 else place
                 else:
-                    number = numbers[w]
-                    quantile = _uniform(_absorb(_absorb(move, number), step))
-                    if coupling == 1:
-                        halting = _uniform(_absorb(_absorb(halt, number // 2), step)) + 0.5 * (number % 2)
-                        halting = _fraction(halting)
-                    else:
-                        halting = _uniform(_absorb(_absorb(halt, number), step))
-                    if halting < halt_prob:
+                    quantile = _uniform(_absorb(_absorb(move, numbers[w]), step))
+                    if halt_prob > 0.0 and _halts(halt, numbers[w], step, halt_prob, coupling):
                         continue
-                edge = _choose(row_ptr, cumulative, degrees, unit_weights, here, quantile)
+                if quantile < 0.0:
+                    continue
+                edge = _choose(cumulative, degrees, unit_weights, here, begin, degree, quantile)
                 weight = weights[w]
                 if signs.shape[0] > 0:
                     weight = weight * signs[edge]
-                if normalization == 2:
+                if by_degree:
                     weight = weight * degrees[here]
                 # A stable sort by node: the place among the survivors breaks ties.
-                sorting[moved], order[moved] = columns[edge] * num_walks + moved, moved
-                spare_numbers[moved], spare_weights[moved] = numbers[w], weight
+                there = np.uint64(columns[edge])
+                keys[moved] = there * np.uint64(num_walks) + np.uint64(moved)
+                moved_nodes[moved], moved_numbers[moved], moved_weights[moved] = there, numbers[w], weight
                 moved += 1
-            first += size
-        _sort(sorting, order, moved)
-        for w in range(moved):
-            source = order[w]
-            node = sorting[w] // num_walks
-            nodes[w], numbers[w], weights[w] = node, spare_numbers[source], spare_weights[source]
-            key = node * (max_length + 1) + step
-            if w > 0 and keys[records - 1] == key:
-                totals[records - 1] += weights[w]
+        first += size
+    _sort(keys, order, moved)
+    for w in range(moved):
+        source = order[w]
+        nodes[w], numbers[w], weights[w] = moved_nodes[source], moved_numbers[source], moved_weights[source]
+    return moved
+
+
+@njit(**_INNER)
+def _weigh_walkers(
+    graph, signs, by_degree, start, move, halt, halt_prob, num_walks, max_length, coupling, latest, walkers, records
+):
+    """Follow the walkers of one row like :func:`_count_walkers`; weights are summed in the order of the reference."""
+    nodes, numbers, weights = walkers[:3]
+    rec_node, rec_total, rec_length, rec_place, _ = records
+    for w in range(num_walks):
+        nodes[w], numbers[w], weights[w] = start, w, 1.0
+    latest[start] = 1
+    rec_node[1], rec_total[1], rec_length[1], rec_place[1] = start, np.float64(num_walks), 0, 1
+    rec_place[0] = 0
+    end, alive = 2, num_walks
+    for step in range(1, max_length + 1):
+        alive = _advance(graph, signs, by_degree, move, halt, halt_prob, num_walks, coupling, step, alive, walkers)
+        first = end
+        for w in range(alive):
+            node = nodes[w]
+            before = latest[node]
+            if before >= first:
+                rec_total[before] += weights[w]
             else:
-                keys[records], totals[records] = key, weights[w]
-                records += 1
-        alive = moved
+                rec_node[end], rec_total[end], rec_length[end], rec_place[end] = (
+                    node,
+                    weights[w],
+                    step,
+                    rec_place[before] + 1,
+                )
+                latest[node] = end
+                end += 1
         if alive == 0:
             break
-    return records
+    return end
 
 
-@njit(error_model="numpy")
-def _write_keys(records, max_length, keys, totals, columns, entry_counts, lengths, loads):
-    """Write records (node * (L + 1) + length, total) sorted; returns the number of nodes."""
-    _sort(keys, totals, records)
-    pairs, last = 0, np.int64(-1)
-    for r in range(records):
-        column = keys[r] // (max_length + 1)
-        if column != last:
-            columns[pairs], entry_counts[pairs], last = column, 0, column
-            pairs += 1
-        entry_counts[pairs - 1] += 1
-        lengths[r], loads[r] = keys[r] % (max_length + 1), totals[r]
-    return pairs
+@njit(**_INNER)
+def _follow_singly(graph, start, move, halt, halt_prob, num_walks, length, coupling, walkers, out):
+    """Write the walks of one row whose walkers go their own ways, [W, length + 1]."""
+    row_ptr, columns, cumulative, degrees, _, unit_weights = graph
+    node, number, state, at, rank, quantile = walkers
+    for w in range(num_walks):
+        node[w], number[w], state[w], out[w, 0] = start, w, _absorb(move, w), start
+    alive = num_walks
+    for step in range(1, length + 1):
+        _draw_singly(halt, step, halt_prob, coupling, alive, number, state, quantile)
+        all_moved = True
+        for w in range(alive):
+            here, n = node[w], np.uint64(number[w])
+            begin = row_ptr[here]
+            degree = row_ptr[here + _ONE] - begin
+            if degree == _ZERO or quantile[w] < 0.0:
+                node[w], all_moved = _NOWHERE, False
+                for rest in range(step, length + 1):
+                    out[n, rest] = -1
+                continue
+            edge = _choose(cumulative, degrees, unit_weights, here, begin, degree, quantile[w])
+            there = np.uint64(columns[edge])
+            node[w], out[n, step] = there, there
+        if not all_moved:
+            alive = _keep_walking(alive, node, number, state, at, rank)
 
 
-@njit(error_model="numpy")
-def _weigh_row(pairs, start, roots, normalization, divisors, columns, entry_counts, lengths, loads):
-    """Turn totals into loads."""
-    entry = 0
-    for k in range(pairs):
-        ratio = roots[start] / roots[columns[k]]
-        for _ in range(entry_counts[k]):
-            length = lengths[entry]
-            if length == 0:
-                loads[entry] = 1.0
-            else:
-                if normalization == 1:
-                    loads[entry] *= ratio
-                loads[entry] /= divisors[length]
-            entry += 1
+@njit(**_INNER)
+def _follow_repelling(graph, signs, start, move, halt, halt_prob, num_walks, length, walkers, out):
+    """Write the walks of one row whose walkers share draws, [W, length + 1]."""
+    nodes, numbers = walkers[:2]
+    for w in range(num_walks):
+        nodes[w], numbers[w], out[w, 0] = start, w, start
+    alive = num_walks
+    for step in range(1, length + 1):
+        for w in range(num_walks):
+            out[w, step] = -1
+        alive = _advance(graph, signs, False, move, halt, halt_prob, num_walks, _REPELLING, step, alive, walkers)
+        for w in range(alive):
+            out[np.uint64(numbers[w]), step] = nodes[w]
 
 
 def _sample_rows(
-    row_ptr,
-    columns,
-    cumulative,
-    degrees,
-    roots,
-    ids,
-    unit_weights,
+    graph,
     signs,
+    roots,
     starts,
     move,
     halt,
@@ -327,70 +393,44 @@ def _sample_rows(
     num_walks,
     max_length,
     coupling,
-    normalization,
+    by_degree,
+    sym,
     divisors,
+    block_ptr,
     capacity,
-    pair_counts,
-    counts,
-    out_columns,
-    out_entry_counts,
-    out_lengths,
-    out_loads,
+    tables,
+    row_ends,
+    block_ends,
+    out,
 ):
-    """Sample all rows into buffers of ``capacity`` each, and count what they hold."""
-    num_rows = starts.shape[0]
-    telescopes = normalization != 2 and signs.shape[0] == 0
-    graph = (row_ptr, columns, cumulative, degrees, ids, unit_weights)
-    num_tasks = (num_rows + _ROWS_PER_TASK - 1) // _ROWS_PER_TASK
-    table_size = 4
-    while table_size < 2 * capacity:
-        table_size *= 2
-    for task in prange(num_tasks):
-        nodes, next_nodes = np.empty(num_walks, np.int64), np.empty(num_walks, np.int64)
-        numbers, next_numbers = np.empty(num_walks, np.int64), np.empty(num_walks, np.int64)
-        weights, next_weights = np.empty(num_walks), np.empty(num_walks)
-        order, ends = np.empty(capacity, np.int64), np.empty(capacity, np.int64)
-        keys, totals = np.empty(capacity, np.int64), np.empty(capacity)
-        table, slots = np.zeros(table_size, np.int32), np.empty(capacity, np.int64)
-        visited, stamp = np.empty(capacity, np.int64), np.empty(capacity, np.int64)
-        place, rec_slot = np.empty(capacity, np.int64), np.empty(capacity, np.int64)
-        rec_length = np.empty(capacity, np.int64)
-        scratch = (
-            nodes,
-            numbers,
-            next_nodes,
-            next_numbers,
-            table,
-            slots,
-            visited,
-            stamp,
-            place,
-            rec_slot,
-            rec_length,
-            totals,
+    """Sample blocks of rows, each into the part of ``out`` from ``capacity`` times its first row on."""
+    ids = graph[4]
+    for block in prange(block_ptr.shape[0] - 1):
+        latest, marks = tables[0][block], (tables[1][block], tables[2][block], tables[3][block])
+        node, at, keys = np.empty(num_walks, np.uint64), np.empty(num_walks, np.uint64), np.empty(num_walks, np.uint64)
+        number, next_number = np.empty(num_walks, np.int64), np.empty(num_walks, np.int64)
+        order, state = np.empty(num_walks, np.uint64), np.empty(num_walks, np.uint64)
+        rank, quantile = np.empty(num_walks), np.empty(num_walks)
+        weight, next_weight = np.empty(num_walks), np.empty(num_walks)
+        # One record stands for none, and one is written before it is known to be needed.
+        records = (
+            np.empty(capacity + 2, np.uint64),
+            np.empty(capacity + 2),
+            np.empty(capacity + 2, np.int64),
+            np.empty(capacity + 2, np.uint32),
+            np.empty(capacity + 2),
         )
-        for row in range(task * _ROWS_PER_TASK, min(num_rows, (task + 1) * _ROWS_PER_TASK)):
+        origin = block_ptr[block] * capacity
+        pair, entry = origin, origin
+        for row in range(block_ptr[block], block_ptr[block + 1]):
             start = starts[row]
             move_state, halt_state = _absorb(move, ids[start]), _absorb(halt, ids[start])
-            first, last = row * capacity, (row + 1) * capacity
-            row_columns, row_entry_counts = out_columns[first:last], out_entry_counts[first:last]
-            row_lengths, row_loads = out_lengths[first:last], out_loads[first:last]
-            if telescopes:
-                pairs, records = _walk_counts(
-                    graph, start, move_state, halt_state, halt_prob, num_walks, max_length, coupling, scratch
-                )
-                _write_row(pairs, records, scratch, order, ends, row_columns, row_entry_counts, row_lengths, row_loads)
-                for k in range(pairs):
-                    table[slots[k]] = 0
-            else:
-                records = _walk_singly(
-                    row_ptr,
-                    columns,
-                    cumulative,
-                    degrees,
-                    ids,
-                    unit_weights,
+            if by_degree or signs.shape[0] > 0:
+                walkers = (node, number, weight, keys, order, at, next_number, next_weight)
+                end = _weigh_walkers(
+                    graph,
                     signs,
+                    by_degree,
                     start,
                     move_state,
                     halt_state,
@@ -398,92 +438,177 @@ def _sample_rows(
                     num_walks,
                     max_length,
                     coupling,
-                    normalization,
-                    (nodes, numbers, weights, next_nodes, next_numbers, next_weights),
-                    order,
-                    keys,
-                    totals,
+                    latest,
+                    walkers,
+                    records,
                 )
-                pairs = _write_keys(
-                    records, max_length, keys, totals, row_columns, row_entry_counts, row_lengths, row_loads
+            else:
+                end = _count_walkers(
+                    graph,
+                    start,
+                    move_state,
+                    halt_state,
+                    halt_prob,
+                    num_walks,
+                    max_length,
+                    coupling,
+                    latest,
+                    (node, number, state, at, rank, quantile),
+                    records,
                 )
-            _weigh_row(
-                pairs, start, roots, normalization, divisors, row_columns, row_entry_counts, row_lengths, row_loads
-            )
-            pair_counts[row], counts[row] = pairs, records
+            pair = _write_row(end, start, roots, sym, divisors, latest, marks, records, origin, pair, entry, out)
+            entry += end - 1
+            row_ends[row] = pair
+        block_ends[block, 0], block_ends[block, 1] = pair, entry
 
 
-def _compress(
-    capacity,
-    row_ptr,
-    entry_start,
-    in_columns,
-    in_entry_counts,
-    in_lengths,
-    in_loads,
-    columns,
-    entry_counts,
-    lengths,
-    loads,
-):
-    """Copy rows from their buffers to where they belong."""
-    for row in prange(row_ptr.shape[0] - 1):
-        first = row * capacity
-        for k in range(row_ptr[row + 1] - row_ptr[row]):
-            columns[row_ptr[row] + k] = in_columns[first + k]
-            entry_counts[row_ptr[row] + k] = in_entry_counts[first + k]
-        for k in range(entry_start[row + 1] - entry_start[row]):
-            lengths[entry_start[row] + k] = in_lengths[first + k]
-            loads[entry_start[row] + k] = in_loads[first + k]
+def _compress(block_ptr, capacity, pair_ptr, entry_ptr, row_ends, parts, row_ptr, out):
+    """Copy blocks to where they belong."""
+    in_columns, in_starts, in_lengths, in_loads = parts
+    columns, starts, lengths, loads = out
+    for block in prange(block_ptr.shape[0] - 1):
+        first = block_ptr[block] * capacity
+        pair, entry = pair_ptr[block], entry_ptr[block]
+        num_pairs, num_entries = pair_ptr[block + 1] - pair, entry_ptr[block + 1] - entry
+        for row in range(block_ptr[block], block_ptr[block + 1]):
+            row_ptr[row + 1] = row_ends[row] - first + pair
+        columns[pair : pair + num_pairs] = in_columns[first : first + num_pairs]
+        lengths[entry : entry + num_entries] = in_lengths[first : first + num_entries]
+        loads[entry : entry + num_entries] = in_loads[first : first + num_entries]
+        for k in range(num_pairs):
+            starts[pair + k] = in_starts[first + k] + entry
 
 
-_sample_kernel, _compress_kernel = Kernel(_sample_rows), Kernel(_compress)
+def _walk_rows(graph, starts, move, halt, halt_prob, num_walks, length, coupling, block_ptr, out):
+    """Follow every walker of every row, [R, W, length + 1]; -1 once it has ended."""
+    ids = graph[4]
+    for block in prange(block_ptr.shape[0] - 1):
+        node, at, keys = np.empty(num_walks, np.uint64), np.empty(num_walks, np.uint64), np.empty(num_walks, np.uint64)
+        number, next_number = np.empty(num_walks, np.int64), np.empty(num_walks, np.int64)
+        order, state = np.empty(num_walks, np.uint64), np.empty(num_walks, np.uint64)
+        rank, quantile = np.empty(num_walks), np.empty(num_walks)
+        weight, next_weight = np.ones(num_walks), np.ones(num_walks)
+        walkers = (node, number, weight, keys, order, at, next_number, next_weight)
+        signs = np.empty(0)
+        for row in range(block_ptr[block], block_ptr[block + 1]):
+            start = starts[row]
+            move_state, halt_state = _absorb(move, ids[start]), _absorb(halt, ids[start])
+            if coupling == _REPELLING:
+                _follow_repelling(
+                    graph, signs, start, move_state, halt_state, halt_prob, num_walks, length, walkers, out[row]
+                )
+            else:
+                _follow_singly(
+                    graph,
+                    start,
+                    move_state,
+                    halt_state,
+                    halt_prob,
+                    num_walks,
+                    length,
+                    coupling,
+                    (node, number, state, at, rank, quantile),
+                    out[row],
+                )
 
 
-def _starts(counts: np.ndarray) -> np.ndarray:
-    return np.concatenate([[0], np.cumsum(counts)])
+_sample_kernel, _compress_kernel, _walk_kernel = Kernel(_sample_rows), Kernel(_compress), Kernel(_walk_rows)
 
 
-def sample_walks(graph: GraphTensors, start_nodes: Tensor, settings: WalkSettings, head: int) -> Loads:
+def sample_walks(
+    graph: GraphTensors, start_nodes: Tensor, settings: WalkSettings, head: int, dtype: torch.dtype
+) -> Loads:
     """Sample walks from ``start_nodes`` [R] on ``graph`` for one head."""
     capacity = settings.num_walks * settings.max_length + 1
-    rows = max(_ROWS_PER_TASK, _ENTRIES_PER_CHUNK // capacity)
-    prepared = _Prepared(graph, settings, head)
-    size = min(rows, len(start_nodes)) * capacity
-    # Every chunk uses the same buffers, whose pages are then in memory already.
-    buffers = (np.empty(size, np.int64), np.empty(size, np.int64), np.empty(size, np.int16), np.empty(size))
-    chunks = [prepared.sample(chunk.numpy(), capacity, buffers) for chunk in start_nodes.split(rows) or (start_nodes,)]
-    return Loads(*(torch.from_numpy(np.concatenate(parts)) for parts in zip(*chunks, strict=True)))
+    rows = max(1, _ENTRIES_PER_CHUNK // capacity)
+    chunks = start_nodes.split(rows) or (start_nodes,)
+    return join_loads([_sample_chunk(graph, chunk, settings, head, dtype) for chunk in chunks])
 
 
-class _Prepared:
-    """The arguments that all chunks share."""
+def _sample_chunk(
+    graph: GraphTensors, start_nodes: Tensor, settings: WalkSettings, head: int, dtype: torch.dtype
+) -> Loads:
+    num_nodes, num_rows = len(graph.row_ptr) - 1, len(start_nodes)
+    capacity = settings.num_walks * settings.max_length + 1
+    block_ptr = _blocks(num_rows, num_nodes)
+    num_blocks = len(block_ptr) - 1
+    # Memory that is zero only when it is first read: a few rows of a large graph touch little of it.
+    tables = (
+        np.zeros((num_blocks, num_nodes), np.uint32),
+        *(np.zeros((num_blocks, (num_nodes >> bits) + 1), np.uint64) for bits in (6, 12, 18)),
+    )
+    divisors = [settings.num_walks * (1.0 - settings.halt_prob) ** k for k in range(settings.max_length + 1)]
+    column_type, length_type, load_type = (
+        torch.empty(0, dtype=kind).numpy().dtype
+        for kind in (segments.index_type(num_nodes), length_dtype(settings.max_length), dtype)
+    )
+    parts = tuple(np.empty(num_rows * capacity, kind) for kind in (column_type, np.uint32, length_type, load_type))
+    row_ends, block_ends = np.empty(num_rows, np.int64), np.empty((num_blocks, 2), np.int64)
+    _sample_kernel(
+        _unsigned(graph),
+        np.zeros(0) if graph.signs is None else graph.signs.numpy(),
+        graph.degrees.sqrt().numpy(),
+        start_nodes.numpy().view(np.uint64),
+        *_keys(settings, head),
+        settings.halt_prob,
+        settings.num_walks,
+        settings.max_length,
+        _COUPLINGS[settings.coupling],
+        settings.normalization == "none",
+        settings.normalization == "sym",
+        np.array(divisors),
+        block_ptr,
+        capacity,
+        tables,
+        row_ends,
+        block_ends,
+        parts,
+    )
+    pair_ptr, entry_ptr = (np.append(0, np.cumsum(ends - block_ptr[:-1] * capacity)) for ends in block_ends.T)
+    num_pairs, num_entries = int(pair_ptr[-1]), int(entry_ptr[-1])
+    row_ptr, starts = np.zeros(num_rows + 1, np.int64), np.empty(num_pairs + 1, np.int64)
+    starts[-1] = num_entries
+    out = (
+        np.empty(num_pairs, column_type),
+        starts,
+        np.empty(num_entries, length_type),
+        np.empty(num_entries, load_type),
+    )
+    _compress_kernel(block_ptr, capacity, pair_ptr, entry_ptr, row_ends, parts, row_ptr, out)
+    return Loads(*(torch.from_numpy(array) for array in (row_ptr, *out)))
 
-    def __init__(self, graph: GraphTensors, settings: WalkSettings, head: int) -> None:
-        arrays = (graph.row_ptr, graph.columns, graph.cumulative, graph.degrees, graph.degrees.sqrt(), graph.ids)
-        states = [
-            np.uint64(int(random.key(settings.seed, head, settings.ensemble, purpose)) & ((1 << 64) - 1))
-            for purpose in (MOVE, HALT)
-        ]
-        divisors = [settings.num_walks * (1.0 - settings.halt_prob) ** k for k in range(settings.max_length + 1)]
-        signs = np.zeros(0) if graph.signs is None else graph.signs.numpy()
-        self.before = (*(array.numpy() for array in arrays), graph.unit_weights, signs)
-        self.after = (
-            *states,
-            settings.halt_prob,
-            settings.num_walks,
-            settings.max_length,
-            _COUPLINGS[settings.coupling],
-            _NORMALIZATIONS[settings.normalization],
-            np.array(divisors),
-        )
 
-    def sample(self, starts: np.ndarray, capacity: int, buffers: tuple[np.ndarray, ...]) -> tuple[np.ndarray, ...]:
-        """Walks of some rows as (counts, columns, entry_counts, lengths, loads)."""
-        counts, pair_counts = np.zeros(len(starts), np.int64), np.zeros(len(starts), np.int64)
-        _sample_kernel(*self.before, starts, *self.after, capacity, pair_counts, counts, *buffers)
-        row_ptr, entry_start = _starts(pair_counts), _starts(counts)
-        columns, entry_counts = np.empty(row_ptr[-1], np.int64), np.empty(row_ptr[-1], np.int64)
-        lengths, loads = np.empty(entry_start[-1], np.int16), np.empty(entry_start[-1])
-        _compress_kernel(capacity, row_ptr, entry_start, *buffers, columns, entry_counts, lengths, loads)
-        return pair_counts, columns, entry_counts, lengths, loads
+def random_walks(graph: GraphTensors, start_nodes: Tensor, settings: WalkSettings, head: int) -> Tensor:
+    """The nodes that every walker visits, [R, W, L + 1]; -1 once it has ended."""
+    num_rows = len(start_nodes)
+    out = np.empty((num_rows, settings.num_walks, settings.max_length + 1), np.int64)
+    _walk_kernel(
+        _unsigned(graph),
+        start_nodes.numpy().view(np.uint64),
+        *_keys(settings, head),
+        settings.halt_prob,
+        settings.num_walks,
+        settings.max_length,
+        _COUPLINGS[settings.coupling],
+        _blocks(num_rows, 0),
+        out,
+    )
+    return torch.from_numpy(out)
+
+
+def _blocks(num_rows: int, num_nodes: int) -> np.ndarray:
+    """Rows where the blocks of all threads begin, [blocks + 1]."""
+    most = min(-(-num_rows // _ROWS_PER_BLOCK), _TABLE_SIZE // max(num_nodes, 1), torch.get_num_threads())
+    return np.linspace(0, num_rows, max(most, 1) + 1).astype(np.int64)
+
+
+def _keys(settings: WalkSettings, head: int) -> list[np.uint64]:
+    """Hash states for moving and halting."""
+    states = [int(random.key(settings.seed, head, settings.ensemble, purpose)) for purpose in (MOVE, HALT)]
+    return [np.uint64(state & ((1 << 64) - 1)) for state in states]
+
+
+def _unsigned(graph: GraphTensors) -> tuple:
+    row_ptr, columns = graph.row_ptr.numpy().view(np.uint64), graph.columns.numpy()
+    columns = columns.view(np.dtype(f"u{columns.itemsize}"))
+    return row_ptr, columns, graph.cumulative.numpy(), graph.degrees.numpy(), graph.ids.numpy(), graph.unit_weights

@@ -5,12 +5,14 @@ Shapes: ``R`` start nodes, ``W`` walkers per start node, ``L`` steps, ``N`` node
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
+from topomask.ops import segments
 from topomask.ops.sample_walks import random
 
 # Purposes of a draw: halting and moving never share one.
@@ -24,7 +26,7 @@ class GraphTensors(NamedTuple):
     """What a walk sampler reads of a graph, as CPU tensors."""
 
     row_ptr: Tensor  # [N + 1], int64
-    columns: Tensor  # [nnz], int64, ascending in every row
+    columns: Tensor  # [nnz], int32 where that holds all nodes, else int64, ascending in every row
     cumulative: Tensor  # [nnz], running sum of |weights| in every row
     signs: Tensor | None  # [nnz], None when no weight is negative
     degrees: Tensor  # [N]
@@ -48,11 +50,26 @@ class WalkSettings:
 class Loads(NamedTuple):
     """Loads of R rows as compressed sparse rows over (row, column), with (length, load) pairs inside."""
 
-    counts: Tensor  # [R], columns per row
-    columns: Tensor  # [P]
-    entry_counts: Tensor  # [P], lengths per column
-    lengths: Tensor  # [T], int16
-    loads: Tensor  # [T], float64
+    row_ptr: Tensor  # [R + 1], where the columns of every row begin
+    columns: Tensor  # [P], int32 where that holds all nodes, else int64
+    entry_ptr: Tensor  # [P + 1], where the lengths of every column begin
+    lengths: Tensor  # [T], uint8 where that holds all lengths, else int16
+    loads: Tensor  # [T]
+
+
+def join_loads(parts: Sequence[Loads]) -> Loads:
+    """The rows of all parts, one after the other."""
+    if len(parts) == 1:
+        return parts[0]
+    row_ptrs, columns, entry_ptrs, lengths, loads = zip(*parts, strict=True)
+    return Loads(
+        segments.join(row_ptrs), torch.cat(columns), segments.join(entry_ptrs), torch.cat(lengths), torch.cat(loads)
+    )
+
+
+def length_dtype(max_length: int) -> torch.dtype:
+    """The dtype of lengths: uint8 where it holds all of them."""
+    return torch.uint8 if max_length <= torch.iinfo(torch.uint8).max else torch.int16
 
 
 class _Walkers(NamedTuple):
@@ -72,35 +89,59 @@ class _Groups(NamedTuple):
     size: Tensor  # [R, W]
 
 
-def sample_walks(graph: GraphTensors, start_nodes: Tensor, settings: WalkSettings, head: int) -> Loads:
+def sample_walks(
+    graph: GraphTensors, start_nodes: Tensor, settings: WalkSettings, head: int, dtype: torch.dtype
+) -> Loads:
     """Sample walks from ``start_nodes`` [R] on ``graph`` (the tensors of a graph) for one head."""
     rows = max(1, _WALKERS_PER_CHUNK // settings.num_walks)
     chunks = [_sample_chunk(graph, chunk, settings, head) for chunk in start_nodes.split(rows) or (start_nodes,)]
-    return Loads(*(torch.cat(parts) for parts in zip(*chunks, strict=True)))
+    loads = join_loads(chunks)
+    return loads._replace(loads=loads.loads.to(dtype))
 
 
 def _sample_chunk(graph: GraphTensors, start_nodes: Tensor, settings: WalkSettings, head: int) -> Loads:
     num_nodes, num_rows = len(graph.row_ptr) - 1, len(start_nodes)
     needs_weight = graph.signs is not None or settings.normalization == "none"
-    shape = (num_rows, settings.num_walks)
-    walkers = _Walkers(
-        node=start_nodes[:, None].expand(shape).contiguous(),
-        number=torch.arange(settings.num_walks).expand(shape),
-        weight=torch.ones(shape, dtype=torch.float64) if needs_weight else None,
-    )
+    walkers, states = _start(graph, start_nodes, settings, head, needs_weight)
     groups = _group(walkers.node)
-    states = {
-        purpose: random.absorb(random.key(settings.seed, head, settings.ensemble, purpose), graph.ids[start_nodes])[
-            :, None
-        ]
-        for purpose in (MOVE, HALT)
-    }
     records = [(torch.arange(num_rows), start_nodes, torch.ones(num_rows, dtype=torch.float64))]
     for step in range(1, settings.max_length + 1):
         walkers = _advance(graph, walkers, groups, states, settings, step)
         groups = _group(walkers.node)
         records.append(_record(graph, start_nodes, walkers, groups, settings, step))
     return _merge(records, num_rows, num_nodes)
+
+
+def random_walks(graph: GraphTensors, start_nodes: Tensor, settings: WalkSettings, head: int) -> Tensor:
+    """The nodes that every walker visits, [R, W, L + 1]; -1 once it has ended."""
+    num_nodes = len(graph.row_ptr) - 1
+    walkers, states = _start(graph, start_nodes, settings, head, needs_weight=False)
+    paths = torch.empty((len(start_nodes), settings.num_walks, settings.max_length + 1), dtype=torch.int64)
+    paths[:, :, 0] = start_nodes[:, None]
+    for step in range(1, settings.max_length + 1):
+        walkers = _advance(graph, walkers, _group(walkers.node), states, settings, step)
+        node = torch.where(walkers.node < num_nodes, walkers.node, -1)
+        paths[:, :, step].scatter_(1, walkers.number, node)
+    return paths
+
+
+def _start(
+    graph: GraphTensors, start_nodes: Tensor, settings: WalkSettings, head: int, needs_weight: bool
+) -> tuple[_Walkers, dict[int, Tensor]]:
+    """Walkers before their first step, and the hash states that their draws begin with."""
+    shape = (len(start_nodes), settings.num_walks)
+    walkers = _Walkers(
+        node=start_nodes[:, None].expand(shape).contiguous(),
+        number=torch.arange(settings.num_walks).expand(shape),
+        weight=torch.ones(shape, dtype=torch.float64) if needs_weight else None,
+    )
+    states = {
+        purpose: random.absorb(random.key(settings.seed, head, settings.ensemble, purpose), graph.ids[start_nodes])[
+            :, None
+        ]
+        for purpose in (MOVE, HALT)
+    }
+    return walkers, states
 
 
 def _group(node: Tensor) -> _Groups:
@@ -131,7 +172,9 @@ def _advance(
     moves = (walkers.node < num_nodes) & (degree > 0) & ~halts
     edge = _choose_edge(graph, here, degree, quantile)
     node = (
-        torch.where(moves, graph.columns[edge], num_nodes) if len(graph.columns) else torch.full_like(here, num_nodes)
+        torch.where(moves, graph.columns[edge].to(torch.int64), num_nodes)
+        if len(graph.columns)
+        else torch.full_like(here, num_nodes)
     )
     weight = walkers.weight
     if weight is not None and len(graph.columns):
@@ -200,9 +243,9 @@ def _merge(records: list[tuple[Tensor, Tensor, Tensor]], num_rows: int, num_node
     loads = torch.cat([load for _, _, load in records])[order]
     pairs, entry_counts = torch.unique_consecutive(keys // num_lengths, return_counts=True)
     return Loads(
-        counts=torch.bincount(pairs // num_nodes, minlength=num_rows),
-        columns=pairs % num_nodes,
-        entry_counts=entry_counts,
-        lengths=(keys % num_lengths).to(torch.int16),
+        row_ptr=segments.pointers(torch.bincount(pairs // num_nodes, minlength=num_rows)),
+        columns=(pairs % num_nodes).to(segments.index_type(num_nodes)),
+        entry_ptr=segments.pointers(entry_counts),
+        lengths=(keys % num_lengths).to(length_dtype(num_lengths - 1)),
         loads=loads,
     )
