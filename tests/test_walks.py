@@ -34,7 +34,7 @@ def unit(length: int, max_length: int) -> torch.Tensor:
 @pytest.mark.parametrize("settings", SETTINGS, ids=NAMES)
 def test_structure(settings):
     features = tm.sample_features(ragged_graph(), num_walks=7, max_length=4, num_heads=3, **settings)
-    assert features.lengths.dtype == torch.int16
+    assert features.lengths.dtype == torch.uint8
     rows = torch.repeat_interleave(torch.arange(33), features.row_ptr.diff())
     keys = rows * 11 + features.columns
     assert (keys.diff() > 0).all(), "columns ascend in every row"

@@ -191,10 +191,11 @@ class WalkFeatures:
 
     @cached_property
     def fingerprint(self) -> str:
-        """A hash of the walks in float32, to verify that sampling again gave the same."""
+        """A hash of the walks in fixed types, to verify that sampling again gave the same."""
         digest = hashlib.blake2b(digest_size=16)
-        for tensor in (self.row_ptr, self.columns, self.entry_ptr, self.lengths, self.loads.to(torch.float32)):
-            digest.update(tensor.cpu().numpy().tobytes())
+        kinds = {"lengths": torch.int16, "loads": torch.float32}
+        for name, tensor in self._tensors().items():
+            digest.update(tensor.cpu().to(kinds.get(name, torch.int64)).numpy())
         return digest.hexdigest()
 
     def state(self) -> dict[str, Tensor]:
