@@ -332,6 +332,13 @@ class Graph:
             )
 
     @cached_property
+    def node_groups(self) -> Tensor:
+        """The nodes, those that are close to each other next to each other, [N]; on the CPU, for compiled kernels."""
+        from topomask.ops.tiles.layout import order_nodes
+
+        return order_nodes(self.tensors.row_ptr, self.tensors.columns)
+
+    @cached_property
     def fingerprint(self) -> str:
         """A hash of nodes, edges and weights, to recognise the same graph again."""
         digest = hashlib.blake2b(digest_size=16)

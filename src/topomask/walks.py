@@ -195,7 +195,7 @@ class WalkFeatures:
         digest = hashlib.blake2b(digest_size=16)
         kinds = {"lengths": torch.int16, "loads": torch.float32}
         for name, tensor in self._tensors().items():
-            digest.update(tensor.cpu().to(kinds.get(name, torch.int64)).numpy())
+            digest.update(tensor.cpu().to(kinds.get(name, torch.int64)).numpy().data)
         return digest.hexdigest()
 
     def state(self) -> dict[str, Tensor]:

@@ -10,6 +10,7 @@ from torch.library import opcheck
 import topomask as tm
 from registry import ragged_graph, star_graph, walk_mask
 from topomask.ops.feature_attention import (
+    FeatureValues,
     PackedWeights,
     _feature_attention,
     _inputs,
@@ -32,13 +33,13 @@ def arguments(name: str, own: bool, dtype: torch.dtype = torch.float32, num_head
     mask = walk_mask(GRAPHS[name](), num_heads=num_heads, max_length=2)
     patterns = tuple(side.pattern for side in mask.features)
     values = tuple(torch.rand(side.num_nonzeros, dtype=dtype) + 0.1 for side in mask.features)
-    sizes = None
+    sizes = ()
     if own:
         sizes = tuple(x + torch.rand_like(x) for x in values)
         values = tuple(x * torch.randn_like(x).sign() for x in values)
     rows = num_heads * mask.num_queries
     q, k = torch.rand(2, 2, rows, width, dtype=dtype)
-    return patterns, values, sizes, (q, k, torch.randn(2, rows, depth, dtype=dtype))
+    return patterns, FeatureValues(*values, *sizes), (q, k, torch.randn(2, rows, depth, dtype=dtype))
 
 
 @pytest.mark.parametrize("name", GRAPHS)
@@ -50,27 +51,24 @@ def test_agrees_with_the_reference(name, own, softmax, normalize, min_lanes, mon
     if softmax and not normalize:
         normalize = True
     monkeypatch.setattr(layout, "MIN_LANES", min_lanes)
-    patterns, values, sizes, (q, k, v) = arguments(name, own, num_heads=2)
-    inputs = _inputs(*patterns, values, sizes)
+    patterns, features, (q, k, v) = arguments(name, own, num_heads=2)
+    inputs = _inputs(*patterns, features)
     is_key = torch.rand(*k.shape[:2]) > 0.3 if softmax else torch.empty(0, 0, dtype=torch.bool)
-    none = torch.empty(0)
     flags = (softmax, normalize)
-    found = numba.feature_attention(*inputs, none, none, q, k, v, is_key, *flags)
-    fine = [x.double() if isinstance(x, torch.Tensor) and x.is_floating_point() else x for x in (*inputs, q, k, v)]
+    found = numba.feature_attention(*inputs, q, k, v, is_key, *flags)
+    fine = [x.double() if isinstance(x, torch.Tensor) and x.is_floating_point() else x for x in (*inputs[:9], q, k, v)]
     expected = reference.feature_attention(*fine, is_key, *flags)
     torch.testing.assert_close(found[0].double(), expected[0], rtol=1e-4, atol=1e-4)
     grad = torch.randn_like(found[0])
-    grads = numba.feature_attention_backward(*inputs, none, none, q, k, v, is_key, *flags, grad, *found)
+    grads = numba.feature_attention_backward(*inputs, q, k, v, is_key, *flags, grad, *found)
     wanted = reference.feature_attention_backward(*fine, is_key, *flags, grad.double())
     for a, b in zip(grads, wanted, strict=True):
         scale = max(1.0, float(b.abs().max())) if b.numel() else 1.0
         torch.testing.assert_close(a.double(), b, rtol=2e-4, atol=2e-4 * scale)
-    packed = PackedWeights(*patterns, values, sizes)
-    kept = numba.feature_attention(*inputs, packed.weights, packed.sizes, q, k, v, is_key, *flags)
+    packed = _inputs(*patterns, PackedWeights(*patterns, features))
+    kept = numba.feature_attention(*packed, q, k, v, is_key, *flags)
     torch.testing.assert_close(kept[0], found[0], rtol=1e-5, atol=1e-5)
-    given = numba.feature_attention_backward(
-        *inputs, packed.weights, packed.sizes, q, k, v, is_key, *flags, grad, *kept
-    )
+    given = numba.feature_attention_backward(*packed, q, k, v, is_key, *flags, grad, *kept)
     for a, b in zip(given[4:], grads[4:], strict=True):
         torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4)
 
@@ -78,23 +76,21 @@ def test_agrees_with_the_reference(name, own, softmax, normalize, min_lanes, mon
 @pytest.mark.parametrize("own", [True, False])
 @pytest.mark.parametrize("softmax", [True, False])
 def test_gradcheck(own, softmax):
-    patterns, values, sizes, tensors = arguments("ragged", own, torch.float64, width=3, depth=2)
-    sizes = sizes or ()
-    leaves = [x.requires_grad_() for x in (*values, *sizes, *tensors)]
+    patterns, features, tensors = arguments("ragged", own, torch.float64, width=3, depth=2)
+    leaves = [x.requires_grad_() for x in (*features, *tensors) if x is not None]
 
     def run(*leaves):
-        pair = leaves[2:4] if own else None
-        return feature_attention(*patterns, leaves[:2], pair, *leaves[-3:], softmax=softmax)
+        return feature_attention(*patterns, FeatureValues(*leaves[:-3]), *leaves[-3:], softmax=softmax)
 
     assert gradcheck(run, leaves, fast_mode=True)
 
 
 def test_opcheck():
     for dtype in (torch.float32, torch.float64):
-        patterns, values, sizes, tensors = arguments("ragged", True, dtype)
+        patterns, features, tensors = arguments("ragged", True, dtype)
         inputs = [
             x.requires_grad_() if isinstance(x, torch.Tensor) and x.is_floating_point() else x
-            for x in (*_inputs(*patterns, values, sizes), torch.empty(0), torch.empty(0), *tensors)
+            for x in (*_inputs(*patterns, features), *tensors)
         ]
         is_key = torch.empty(0, 0, dtype=torch.bool)
         # The compiled kernel adds up in another order under the tracing of aot_dispatch.

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
 
 from topomask.graph import Graph, Normalization
 from topomask.masks.base import MAX_PAIRS_PER_QUERY
+from topomask.ops.locality import suggest_order
 from topomask.ops.pair_attention import MIN_ENTRIES_PER_ROW
 from topomask.ops.pair_values import count_triples, estimate_pairs, pair_pattern
 from topomask.ops.sparse_product import Pattern
@@ -50,6 +51,8 @@ class BoundWalks:
 
     query: WalkFeatures
     key: WalkFeatures | None
+    # The graph whose nodes the queries are, all in order; None where they are a selection.
+    graph: Graph | None = None
 
     # Pairs of walks that meet, and about how many entries they make.
     num_triples: int = field(init=False)
@@ -59,6 +62,9 @@ class BoundWalks:
         # Now rather than at first use, which may be inside torch.compile.
         for features in {self.query, self.query if self.key is None else self.key}:
             features.prepare()
+        if self.graph is not None:
+            heads = self.query.num_heads
+            suggest_order(self.query.pattern.columns, partial(_order_per_head, self.graph, heads))
         bound = pairs = self.query.num_nonzeros
         if self.key is not None:
             bound = pairs = count_triples(self.query.pattern, self.key.pattern)
@@ -96,7 +102,12 @@ class BoundWalks:
         """The walks on another device or in another precision."""
         query = self.query.to(device, dtype)
         key = query if self.key is self.query else None if self.key is None else self.key.to(device, dtype)
-        return self if query is self.query and key is self.key else BoundWalks(query, key)
+        return self if query is self.query and key is self.key else BoundWalks(query, key, self.graph)
+
+
+def _order_per_head(graph: Graph, num_heads: int) -> Tensor:
+    order = graph.node_groups
+    return (torch.arange(num_heads)[:, None] * graph.num_nodes + order).flatten()
 
 
 @torch.compiler.assume_constant_result

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import asdict, fields
-from typing import Any, Self, TypeVar, cast
+from typing import Any, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,13 +16,12 @@ from topomask.masks.base import Entries, Mask, next_structure, sparse_multiply
 from topomask.masks.bound_walks import BoundWalks, Features, WalkRecipe, check_features
 from topomask.masks.selected import SelectedMask
 from topomask.modulation import Modulation
-from topomask.ops.feature_attention import PackedWeights, feature_attention, fits
+from topomask.ops.feature_attention import FeatureValues, PackedWeights, feature_attention, fits
 from topomask.ops.pair_values import pair_values
 from topomask.ops.sparse_product import Pattern
 from topomask.walks import SAMPLER_VERSION, Coupling, WalkFeatures
 
 _Kept = TypeVar("_Kept")
-_Pair = tuple[Tensor, Tensor]
 
 
 class WalkMask(Mask):
@@ -166,7 +165,7 @@ class WalkMask(Mask):
         self.num_queries = self.num_keys = graph.num_nodes
         self.num_graphs = graph.num_graphs
         self._groups = torch.tensor(graph.graph_index, device="cpu") if graph.num_graphs > 1 else None
-        self._walks = BoundWalks(query, key if settings.symmetric else None)
+        self._walks = BoundWalks(query, key if settings.symmetric else None, graph)
         self._structure, self._kept = next_structure(), {}
 
     def f(self) -> Tensor:
@@ -276,19 +275,19 @@ class WalkMask(Mask):
             return super().attend_pairs(q, k, v, magnitudes=magnitudes, is_key=is_key, **flags)
         patterns = (walks.query.pattern, walks.key.pattern)
         own = magnitudes and not self._is_positive()
-        packed = None
+        features: FeatureValues | PackedWeights
         if self._is_frozen():
-            values, sizes = self._keep(f"features {own}", lambda: self._feature_values(own))
-            packed = self._keep(f"packed {own}", lambda: PackedWeights(*patterns, values, sizes))
+            features = self._keep(f"packed {own}", lambda: PackedWeights(*patterns, self._feature_values(own)))
         else:
-            values, sizes = self._feature_values(own)
-        return feature_attention(
-            *patterns, values, sizes, q, k, v, packed=packed, is_key=is_key, softmax=softmax, normalize=normalize
-        )
+            features = self._feature_values(own)
+        return feature_attention(*patterns, features, q, k, v, is_key=is_key, softmax=softmax, normalize=normalize)
 
-    def _feature_values(self, own: bool) -> tuple[_Pair, _Pair | None]:
+    def _feature_values(self, own: bool) -> FeatureValues:
         """Values of the features of queries and keys, and those of their magnitude where they differ."""
-        return cast(_Pair, self._values(self._is_magnitude)), cast(_Pair, self._values(True)) if own else None
+        query, key = self._values(self._is_magnitude)
+        sizes = self._values(absolute=True) if own else (None, None)
+        assert key is not None
+        return FeatureValues(query, key, *sizes)
 
     def _pair_values(self, absolute: bool) -> Tensor:
         query, key = self._values(absolute)
@@ -330,7 +329,8 @@ class WalkMask(Mask):
             key = key.rows(key_nodes)
             view.num_keys = key.num_rows
             view._groups = None if self._groups is None else self._groups[key_nodes.to(self._groups.device)]
-        view._walks, view._structure, view._kept = BoundWalks(query, key), next_structure(), {}
+        walks = BoundWalks(query, key, self.graph if query_nodes is None else None)
+        view._walks, view._structure, view._kept = walks, next_structure(), {}
         view.num_queries = query.num_rows
         return view
 

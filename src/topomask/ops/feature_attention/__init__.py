@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -41,7 +41,7 @@ def _feature_attention(
     normalize: bool,
 ) -> tuple[Tensor, Tensor]:
     features = (row_ptr, columns, column_ptr, rows, num_keys, query, query_sizes, key, key_sizes)
-    if not fits(query, q, k, v):
+    if not len(weights) and not fits(query, q, k, v):
         return reference.feature_attention(*features, q, k, v, is_key, softmax, normalize)
     from topomask.ops.feature_attention import numba
 
@@ -78,7 +78,7 @@ def _feature_attention_backward(
     normalize: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     features = (row_ptr, columns, column_ptr, rows, num_keys, query, query_sizes, key, key_sizes)
-    if not fits(grad, query, q, k, v):
+    if not len(weights) and not fits(grad, query, q, k, v):
         return reference.feature_attention_backward(*features, q, k, v, is_key, softmax, normalize, grad)
     from topomask.ops.feature_attention import numba
 
@@ -110,36 +110,46 @@ _feature_attention.register_autograd(_backward, setup_context=_save)
 in_float32(_feature_attention)
 
 
+class FeatureValues(NamedTuple):
+    """Entries of the features of queries and keys."""
+
+    query: Tensor
+    key: Tensor
+    # Those that the normaliser takes, where they differ.
+    query_sizes: Tensor | None = None
+    key_sizes: Tensor | None = None
+
+
 class PackedWeights:
     """The entries of a product of features in the layout of the kernels, for features that do not change."""
 
-    def __init__(
-        self, query: Pattern, key: Pattern, values: tuple[Tensor, Tensor], magnitudes: tuple[Tensor, Tensor] | None
-    ) -> None:
+    def __init__(self, query: Pattern, key: Pattern, values: FeatureValues) -> None:
         from topomask.ops.feature_attention import numba
 
-        self.weights, self.sizes = numba.pack(*_inputs(query, key, values, magnitudes))
+        self.weights, self.sizes = numba.pack(*_inputs(query, key, values)[:9])
 
 
-def _inputs(
-    query: Pattern, key: Pattern, values: tuple[Tensor, Tensor], magnitudes: tuple[Tensor, Tensor] | None
-) -> tuple[Any, ...]:
-    none = values[0].new_empty(0)
-    sizes = (none, none) if magnitudes is None else (magnitudes[0], magnitudes[1][key.order])
+def _inputs(query: Pattern, key: Pattern, features: FeatureValues | PackedWeights) -> tuple[Any, ...]:
+    """What the op takes before q, k and v; features that are packed need no values."""
     patterns = (query.row_ptr, query.columns, key.column_ptr, key.rows, key.shape[0])
-    return *patterns, values[0], sizes[0], values[1][key.order], sizes[1]
+    if isinstance(features, PackedWeights):
+        none = features.weights.new_empty(0)
+        return *patterns, none, none, none, none, features.weights, features.sizes
+    none = features.query.new_empty(0)
+    values = (features.query, none, features.key[key.order], none)
+    if features.query_sizes is not None and features.key_sizes is not None:
+        values = (features.query, features.query_sizes, features.key[key.order], features.key_sizes[key.order])
+    return *patterns, *values, none, none
 
 
 def feature_attention(
     query: Pattern,
     key: Pattern,
-    values: tuple[Tensor, Tensor],
-    magnitudes: tuple[Tensor, Tensor] | None,
+    features: FeatureValues | PackedWeights,
     q: Tensor,
     k: Tensor,
     v: Tensor,
     *,
-    packed: PackedWeights | None = None,
     is_key: Tensor | None = None,
     softmax: bool = False,
     normalize: bool = True,
@@ -149,12 +159,10 @@ def feature_attention(
     Args:
         query: Where the features of queries have entries, [R, C].
         key: Where those of keys do, [N, C].
-        values: Entries of both.
-        magnitudes: Entries of both for the normaliser. Default: ``values``.
+        features: Their entries, or what these make, packed before; they then get no gradient.
         q: Queries, or their features, [B, R, M].
         k: Keys, or their features, [B, N, M].
         v: Values, [B, N, D].
-        packed: What the values make, computed before; they then get no gradient.
         is_key: Which keys count in softmax attention, [B, N]. Default: all.
         softmax: Whether to take exponentials of scores.
         normalize: Whether to divide by the normaliser; 0 where it is 0.
@@ -163,7 +171,4 @@ def feature_attention(
         [B, R, D].
     """
     keep = q.new_empty(0, 0, dtype=torch.bool) if is_key is None else is_key
-    none = values[0].new_empty(0)
-    weights, sizes = (none, none) if packed is None else (packed.weights, packed.sizes)
-    inputs = _inputs(query, key, values, magnitudes)
-    return _feature_attention(*inputs, weights, sizes, q, k, v, keep, softmax, normalize)[0]
+    return _feature_attention(*_inputs(query, key, features), q, k, v, keep, softmax, normalize)[0]

@@ -9,7 +9,8 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from topomask.ops import tiles
-from topomask.ops.tiles.layout import Layout, make_layout, order_nodes
+from topomask.ops.locality import row_order
+from topomask.ops.tiles.layout import Layout, make_layout
 
 # Layouts by the columns of the queries' features, with the keys' features that they belong to.
 _layouts: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
@@ -19,8 +20,7 @@ def _layout(row_ptr: Tensor, columns: Tensor, column_ptr: Tensor, rows: Tensor, 
     """Tiles of a product, kept as long as its features are."""
     kept = _layouts.get(columns)
     if kept is None or kept[0]() is not rows:
-        square = len(row_ptr) == len(column_ptr)
-        order = order_nodes(row_ptr, columns) if square else None
+        order = row_order(row_ptr, columns, len(column_ptr) - 1)
         layout, _ = make_layout(row_ptr, columns, num_keys, column_ptr, rows, order)
         kept = _layouts[columns] = weakref.ref(rows), layout
     return kept[1]

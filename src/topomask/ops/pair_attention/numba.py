@@ -15,9 +15,10 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from topomask.ops import tiles
 from topomask.ops.backend import Kernel, arrays, row_blocks
+from topomask.ops.locality import row_order
 from topomask.ops.pair_attention import MIN_ENTRIES_PER_ROW
 from topomask.ops.sparse_product import Pattern
-from topomask.ops.tiles.layout import Layout, make_layout, order_nodes
+from topomask.ops.tiles.layout import Layout, make_layout
 
 _MAX_EXPONENT = 60.0
 # Stands for minus infinity, which kernels with fast mathematics must not meet.
@@ -180,7 +181,7 @@ def _layout(pattern: Pattern, q: Tensor, absolute: bool) -> tuple[Layout, Tensor
     if q.dtype != torch.float32 or absolute or len(columns) < MIN_ENTRIES_PER_ROW * q.shape[1]:
         return None
     if columns not in _layouts:
-        order = order_nodes(pattern.row_ptr, columns) if pattern.shape[0] == pattern.shape[1] else None
+        order = row_order(pattern.row_ptr, columns, pattern.shape[1])
         _layouts[columns] = make_layout(pattern.row_ptr, columns, pattern.shape[1], order=order)
     return _layouts[columns]
 

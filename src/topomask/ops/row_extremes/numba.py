@@ -1,30 +1,34 @@
-"""Whether rows have extreme numbers, compiled: one pass that stores nothing."""
+"""Whether rows have extreme numbers, compiled: one pass that stores nothing.
+
+Works on bit patterns: without the sign they order as the numbers do, and integers vectorise.
+"""
 
 from __future__ import annotations
 
 import numpy as np
+import torch
 from numba import prange
 from torch import Tensor
 
 from topomask.ops.backend import Kernel, arrays
 
 _NUM_BLOCKS = 16
+_INTEGERS = {torch.float32: torch.int32, torch.float64: torch.int64}
 
 
-def _any_extreme(x, bound, found):
-    """Mark blocks of rows in which some row is extreme."""
-    rows, width = x.shape
+def _any_extreme(patterns, magnitude, low, high, found):
+    """Mark blocks of rows in which the largest pattern is above ``high``, or below ``low`` but not 0."""
+    rows, width = patterns.shape
     blocks = found.shape[0]
     for block in prange(blocks):
         for i in range(block * rows // blocks, (block + 1) * rows // blocks):
-            largest = x.dtype.type(0)
+            largest = patterns.dtype.type(0)
             for a in range(width):
-                largest = max(largest, abs(x[i, a]))
-            if largest > bound or (largest < 1.0 / bound and largest > 0):
+                largest = max(largest, patterns[i, a] & magnitude)
+            if largest > high or (largest < low and largest > 0):
                 found[block] = True
 
 
-# Not fastmath: infinities count.
 _kernel = Kernel(_any_extreme)
 
 
@@ -32,6 +36,9 @@ def any_extreme(x: Tensor, bound: float) -> bool:
     """Whether the largest absolute number of some row [..., D] is above ``bound``, or below its inverse but not 0."""
     if not x.numel():
         return False
+    kind = _INTEGERS[x.dtype]
+    low, high = torch.tensor([1.0 / bound, bound], dtype=x.dtype, device="cpu").view(kind).numpy()
+    magnitude = low.dtype.type(torch.iinfo(kind).max)
     found = np.zeros(_NUM_BLOCKS, np.bool_)
-    _kernel(*arrays(x.reshape(-1, x.shape[-1])), bound, found)
+    _kernel(*arrays(x.detach().reshape(-1, x.shape[-1]).contiguous().view(kind)), magnitude, low, high, found)
     return bool(found.any())

@@ -1,7 +1,7 @@
 """Attention in tiles of 16 queries, for float32 on the CPU.
 
 Queries with many keys in common share a tile (``layout.py``). A tile visits the union of their keys: keys that at least
-four of its queries see are taken eight at a time against all 16 lanes (``vectors.py``), the others pair by pair. The
+three of its queries see are taken eight at a time against all 16 lanes (``vectors.py``), the others pair by pair. The
 weights of a tile (``weights.py``) are packed before, or entries of a pattern, or products of walk features, which are
 then formed tile by tile and never stored.
 """

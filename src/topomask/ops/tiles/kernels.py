@@ -115,13 +115,13 @@ def _attend_linear(tile, layout, lanes, rows, padded, k, v, weights, sizes, scor
         vectors.weigh_keys(left, k_at, key + 4 * first, width, weight + at, size + at, score, total, v_at, depth)
         vectors.add_keys(score, v_at, key + 4 * first, depth, to, k_at, width)
     vectors.lanes_to_rows(to, deep, out_row)
+    rest_at = rest.ctypes.data
     for r in range(LANES):
-        for p in range(rest_ptr[tile * LANES + r], rest_ptr[tile * LANES + r + 1]):
-            j = np.int64(keys[starts[tile] + rest[p]])
-            product = vectors.dot_row(row + 4 * r * padded, k_at + 4 * j * width, width)
-            totals[r] += product * sizes[rest[p] * LANES + r]
-            factor = product * weights[rest[p] * LANES + r]
-            vectors.add_row(factor, v_at + 4 * j * depth, out_row + 4 * r * deep, depth)
+        first, end = rest_ptr[tile * LANES + r], rest_ptr[tile * LANES + r + 1]
+        totals[r] += vectors.attend_row(
+            row + 4 * r * padded, k_at, v_at, width, depth, key, rest_at + 4 * first, end - first, weight + 4 * r,
+            size + 4 * r, out_row + 4 * r * deep,
+        )  # fmt: skip
 
 
 @njit(error_model="numpy")

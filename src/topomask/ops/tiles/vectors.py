@@ -111,13 +111,17 @@ def _rows(builder: Any, base: Any, keys: Any, stride: Any) -> list[Any]:
 
 def _fetch_ahead(builder: Any, base: Any, keys: Any, stride: Any) -> None:
     """Ask for the rows of a block of keys to be brought into the cache."""
+    for row in _rows(builder, base, keys, stride):
+        _fetch(builder, row)
+
+
+def _fetch(builder: Any, row: Any) -> None:
     kind = ir.FunctionType(ir.VoidType(), [_INT8.as_pointer(), _INT32, _INT32, _INT32])
     name = "llvm.prefetch.p0i8"
     prefetch = builder.module.globals.get(name) or ir.Function(builder.module, kind, name)
-    for row in _rows(builder, base, keys, stride):
-        for line in range(_LINES_AHEAD):
-            address = builder.inttoptr(builder.add(row, _integer(_CACHE_LINE * line)), _INT8.as_pointer())
-            builder.call(prefetch, [address, *(ir.Constant(_INT32, flag) for flag in (0, 3, 1))])
+    for line in range(_LINES_AHEAD):
+        address = builder.inttoptr(builder.add(row, _integer(_CACHE_LINE * line)), _INT8.as_pointer())
+        builder.call(prefetch, [address, *(ir.Constant(_INT32, flag) for flag in (0, 3, 1))])
 
 
 def _dots(builder: Any, lanes: Any, rows: Any, keys: Any, width: Any) -> list[Any]:
@@ -132,6 +136,58 @@ def _dots(builder: Any, lanes: Any, rows: Any, keys: Any, width: Any) -> list[An
         ]
 
     return _loop(builder, _integer(0), width, 1, [_ZERO] * KEYS, body)
+
+
+def _row_dots(builder: Any, row: Any, others: list[Any], width: Any) -> list[Any]:
+    """Products of a row with some others, wherever they lie."""
+    full = builder.and_(width, _integer(-LANES))
+
+    def body(a, sums):
+        source = _load(builder, row, a)
+        return [
+            _multiply_add(builder, total, source, _load(builder, other, a))
+            for total, other in zip(sums, others, strict=True)
+        ]
+
+    def last(a, sums):
+        source = builder.load(_pointer(builder, row, a, _FLOAT))
+        return [
+            _multiply_add(builder, total, source, builder.load(_pointer(builder, other, a, _FLOAT)))
+            for total, other in zip(sums, others, strict=True)
+        ]
+
+    vectors = _loop(builder, _integer(0), full, LANES, [_ZERO] * len(others), body)
+    totals = [builder.extract_element(_total(builder, x), ir.Constant(_INT32, 0)) for x in vectors]
+    return _loop(builder, full, width, 1, totals, last)
+
+
+def _add_rows(builder: Any, factors: list[Any], rows: list[Any], target: Any, width: Any) -> None:
+    """Add rows times factors to a target."""
+    full = builder.and_(width, _integer(-LANES))
+    undefined = ir.Constant(_VECTOR, ir.Undefined)
+    first = ir.Constant(ir.VectorType(_INT32, LANES), [0] * LANES)
+    spread = [
+        builder.shuffle_vector(builder.insert_element(undefined, x, ir.Constant(_INT32, 0)), undefined, first)
+        for x in factors
+    ]
+
+    def body(a, _):
+        total = _load(builder, target, a)
+        for factor, row in zip(spread, rows, strict=True):
+            total = _multiply_add(builder, total, factor, _load(builder, row, a))
+        _store(builder, total, target, a)
+        return []
+
+    def last(a, _):
+        place = _pointer(builder, target, a, _FLOAT)
+        total = builder.load(place)
+        for factor, row in zip(factors, rows, strict=True):
+            total = _multiply_add(builder, total, factor, builder.load(_pointer(builder, row, a, _FLOAT)))
+        builder.store(total, place)
+        return []
+
+    _loop(builder, _integer(0), full, LANES, [], body)
+    _loop(builder, full, width, 1, [], last)
 
 
 def _procedure(num_arguments: int) -> Any:
@@ -249,57 +305,63 @@ def differentiate_keys(context, softmax, own, scores, through, weights, sizes, b
 
 
 @intrinsic
+def attend_row(context, row, k, v, width, depth, keys, rest, count, weights, sizes, out):
+    """Add to a row of attention what it takes from ``count`` keys alone, four at a time; returns their denominator.
+
+    Pair p has the key keys[rest[p]], and its weight and size stand at 16 * rest[p].
+    """
+
+    def generate(_, builder, signature, args):
+        row, k, v, width, depth, keys, rest, count, weights, sizes, out = args
+        last = builder.sub(count, _integer(1))
+        zero = ir.Constant(_FLOAT, 0.0)
+
+        def four(p, totals):
+            places, valid = [], []
+            for c in range(4):
+                place = builder.add(p, _integer(c))
+                inside = builder.icmp_signed("<", place, count)
+                valid.append(inside)
+                places.append(_load_integer(builder, rest, builder.select(inside, place, last)))
+            nodes = [_load_integer(builder, keys, place) for place in places]
+            left = [builder.add(k, builder.shl(builder.mul(node, width), _integer(2))) for node in nodes]
+            right = [builder.add(v, builder.shl(builder.mul(node, depth), _integer(2))) for node in nodes]
+            scores = _row_dots(builder, row, left, width)
+            factors = []
+            total = totals[0]
+            for place, inside, score in zip(places, valid, scores, strict=True):
+                slot = builder.shl(place, _integer(4))
+                weight, size = (builder.load(_pointer(builder, base, slot, _FLOAT)) for base in (weights, sizes))
+                total = _multiply_add(builder, total, score, builder.select(inside, size, zero))
+                factors.append(_multiply(builder, score, builder.select(inside, weight, zero)))
+            _add_rows(builder, factors, right, out, depth)
+            return [total]
+
+        return _loop(builder, _integer(0), count, 4, [zero], four)[0]
+
+    return types.float32(*[types.intp] * 11), generate
+
+
+@intrinsic
 def dot_row(context, left, right, width):
     """The product of two rows."""
 
     def generate(_, builder, signature, args):
         left, right, width = args
-        full = builder.and_(width, _integer(-LANES))
+        return _row_dots(builder, left, [right], width)[0]
 
-        def body(a, sums):
-            return [_multiply_add(builder, sums[0], _load(builder, left, a), _load(builder, right, a))]
-
-        def last(a, sums):
-            x, y = (builder.load(_pointer(builder, base, a, _FLOAT)) for base in (left, right))
-            return [_multiply_add(builder, sums[0], x, y)]
-
-        (total,) = _loop(builder, _integer(0), full, LANES, [_ZERO], body)
-        total = builder.extract_element(_total(builder, total), ir.Constant(_INT32, 0))
-        return _loop(builder, full, width, 1, [total], last)[0]
-
-    return types.float32(types.intp, types.intp, types.intp), generate
+    return types.float32(*[types.intp] * 3), generate
 
 
 @intrinsic
 def add_row(context, factor, source, target, width):
-    """Target += factor source, for two rows."""
+    """Add a row times a factor to another."""
 
     def generate(_, builder, signature, args):
         factor, source, target, width = args
-        full = builder.and_(width, _integer(-LANES))
-        undefined = ir.Constant(_VECTOR, ir.Undefined)
-        single = builder.insert_element(undefined, factor, ir.Constant(_INT32, 0))
-        factors = builder.shuffle_vector(single, undefined, ir.Constant(ir.VectorType(_INT32, LANES), [0] * LANES))
+        _add_rows(builder, [factor], [source], target, width)
 
-        def body(a, _):
-            _store(
-                builder,
-                _multiply_add(builder, _load(builder, target, a), factors, _load(builder, source, a)),
-                target,
-                a,
-            )
-            return []
-
-        def last(a, _):
-            place = _pointer(builder, target, a, _FLOAT)
-            x = builder.load(_pointer(builder, source, a, _FLOAT))
-            builder.store(_multiply_add(builder, builder.load(place), factor, x), place)
-            return []
-
-        _loop(builder, _integer(0), full, LANES, [], body)
-        _loop(builder, full, width, 1, [], last)
-
-    return types.void(types.float32, types.intp, types.intp, types.intp), generate
+    return types.void(types.float32, *[types.intp] * 3), generate
 
 
 def _transpose(builder: Any, vectors: list[Any]) -> list[Any]:
