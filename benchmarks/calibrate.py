@@ -1,49 +1,102 @@
-"""Measure the constants of the cost model in ``topomask/planning.py``, in nanoseconds."""
+"""Measure the constants of the cost model behind strategy="auto" and keep them for this machine.
+
+Every strategy is timed on small and large problems; its constants are the non-negative least-squares fit to the times,
+relative to them.
+"""
 
 from __future__ import annotations
 
-import statistics
-import time
-from collections.abc import Callable
+from collections.abc import Iterator
+from functools import partial
 
+import networkx as nx
+import numpy as np
 import torch
+from scipy.optimize import nnls
 
 import topomask as tm
-from benchmarks import report
+from benchmarks import measure, report
+from topomask import costs
+from topomask.planning import count_work
 
-WIDTH = 64
-
-
-def seconds(run: Callable[[], object], repeats: int = 5) -> float:
-    run()
-    times = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        run()
-        times.append(time.perf_counter() - start)
-    return statistics.median(times)
+# Seconds per measurement.
+BUDGET = 0.05
 
 
-def main() -> None:
-    graph = tm.grid_graph(64, 64)
-    mask = tm.WalkMask(graph, seed=0, symmetric=False)
-    both = tm.WalkMask(graph, seed=0)
-    q, k, v = torch.randn(3, 1, 1, graph.num_nodes, WIDTH)
-    pairs, entries = len(mask.pattern().columns), graph.num_nodes**2
-    with torch.no_grad():
-        over_pairs = seconds(lambda: tm.masked_attention(q, k, v, mask, strategy="pairs"))
-        over_features = seconds(lambda: tm.masked_attention(q, k, v, mask, strategy="features"))
-        dense = tm.DenseMask(mask.to_dense())
-        over_dense = seconds(lambda: tm.masked_attention(q, k, v, dense, strategy="dense"))
-        refresh = seconds(both._entries)
-    found = {
-        "pair (per pair and unit of width, score and sum)": over_pairs / (pairs * 2 * WIDTH),
-        "refresh (per pair of walks that meet)": refresh / both.num_pairs_bound / 2,
-        "feature (per multiply-add)": over_features / (WIDTH * WIDTH * (mask.product_cost + graph.num_nodes)),
-        "dense (per entry, at width 64)": over_dense / entries,
+def masks(quick: bool) -> Iterator[tuple[str, tm.WalkMask]]:
+    graphs = {
+        "grid 12 x 12": tm.grid_graph(12, 12),
+        "grid 32 x 32": tm.grid_graph(32, 32),
+        "knn 600": tm.knn_graph(np.random.default_rng(0).random((600, 3)), 3),
+        "Barabasi-Albert 1,500": tm.Graph.from_networkx(nx.barabasi_albert_graph(1500, 3, seed=0)),
+        "star 1,500": tm.Graph.from_edges(np.stack([np.zeros(1500, np.int64), np.arange(1, 1501)])),
     }
-    report.table(["constant", "ns"], [[name, f"{1e9 * value:.3f}"] for name, value in found.items()])
-    report.save("calibrate", {"nanoseconds": {name: 1e9 * value for name, value in found.items()}})
+    if not quick:
+        graphs |= {
+            "grid 80 x 80": tm.grid_graph(80, 80),
+            "path 16,384": tm.path_graph(16384),
+            "knn 16,384": tm.knn_graph(np.random.default_rng(0).random((16384, 3)), 3),
+            "Barabasi-Albert 8,192": tm.Graph.from_networkx(nx.barabasi_albert_graph(8192, 3, seed=0)),
+        }
+    for name, graph in graphs.items():
+        for num_walks, length in ((4, 3), (20, 10)):
+            for symmetric in (True, False):
+                yield name, tm.WalkMask(graph, num_walks, length, symmetric=symmetric, seed=0)
+
+
+def measurements(quick: bool) -> Iterator[tuple[str, dict[str, float], float]]:
+    """Strategy, how often its terms count, and its seconds."""
+    for name, mask in masks(quick):
+        print(f"  {name}, {mask.features}", flush=True)
+        for learnt in (False, True):
+            mask.modulation.weight.requires_grad_(learnt)
+            for width in (8, 64):
+                for kernel in ("linear", "softmax"):
+                    if kernel == "softmax" and width == 8:
+                        continue
+                    yield from _measure(mask, width, kernel)
+
+
+def _measure(mask: tm.WalkMask, width: int, kernel: str) -> Iterator[tuple[str, dict[str, float], float]]:
+    q, k, v = torch.randn(3, 1, 1, mask.num_queries, width)
+    attend = tm.masked_attention if kernel == "linear" else tm.masked_softmax_attention
+    for way, work in count_work(mask, width, width, 1, kernel).items():  # type: ignore[arg-type]
+        if work.flops > 2e10:
+            continue
+        try:
+            tm.plan_attention(mask, width, width, strategy=way, kernel=kernel)  # type: ignore[arg-type]
+        except ValueError:
+            continue
+        run = partial(attend, q, k, v, mask, strategy=way)  # type: ignore[arg-type]
+        repeats = measure.enough_repeats(run, BUDGET, least=3, most=20)
+        yield way, work.terms, float(np.median(measure.interleave({"": run}, repeats)[""]))
+
+
+def fit(found: list[tuple[str, dict[str, float], float]]) -> dict[str, float]:
+    """Constants in nanoseconds; a term that was never measured keeps its default."""
+    constants = dict(costs.DEFAULTS)
+    for kind in ("features", "dense", "rows", "tiles"):
+        names = [term for term in costs.DEFAULTS if term.startswith(f"{kind}:")]
+        rows = [(terms, seconds) for _, terms, seconds in found if f"{kind}: call" in terms]
+        if not rows:
+            continue
+        matrix = np.array([[terms[name] / (1e9 * seconds) for name in names] for terms, seconds in rows])
+        constants |= dict(zip(names, map(float, nnls(matrix, np.ones(len(rows)))[0]), strict=True))
+        errors = matrix @ [constants[name] for name in names]
+        low, middle, high = np.quantile(errors, [0.1, 0.5, 0.9])
+        print(f"{kind}: estimate over time {middle:.2f}, from {low:.2f} to {high:.2f} in 8 of 10 cases")
+    return constants
+
+
+def main(quick: bool = False) -> None:
+    torch.manual_seed(0)
+    found = list(measurements(quick))
+    constants = fit(found)
+    rows = [[term, f"{costs.DEFAULTS[term]:.4g}", f"{constants[term]:.4g}"] for term in constants]
+    report.table(["nanoseconds per", "default", "this machine"], rows)
+    kept = None if quick else costs.save(constants)
+    print("not kept: --quick" if kept is None else f"kept in {kept}")
+    report.save("calibrate", {"nanoseconds": constants, "cases": len(found), "quick": quick})
 
 
 if __name__ == "__main__":

@@ -78,7 +78,9 @@ def test_counted_work_and_memory_per_node_are_flat():
                 plan = plan_attention(mask, 16, 16)
                 sides = mask.features if isinstance(mask.features, tuple) else (mask.features,)
                 size_in_bytes = sum(side.num_bytes for side in sides)
-                flops = [planning._costs(mask, 16, 16, 1)[0][name] / size for name in ("pairs", "features")]
+                flops = [
+                    planning.count_work(mask, 16, 16, 1, "linear")[name].flops / size for name in ("pairs", "features")
+                ]
                 per_node.append([*flops, size_in_bytes / size, len(mask.pattern().columns) / size])
                 assert plan.flops.keys() <= {"pairs", "features", "dense"}
             spread = np.max(per_node, axis=0) / np.min(per_node, axis=0)
@@ -86,12 +88,14 @@ def test_counted_work_and_memory_per_node_are_flat():
 
 
 def test_counted_flops_are_those_of_the_route():
-    """Two per multiply-add: scores, sums, and refreshing the entries."""
+    """Two per multiply-add: scores and sums; features carry a column of ones for the normaliser."""
     mask = walk_mask(tm.grid_graph(40, 40), symmetric=False)
     pairs = mask.num_pairs_bound
     plan = plan_attention(mask, 8, 4, batch_size=3, strategy="pairs")
-    assert plan.flops["pairs"] == 2 * 3 * pairs * (8 + 4)
-    assert plan.flops["features"] == 2 * 3 * 8 * 4 * (pairs + 1600)
+    assert plan.flops["pairs"] == 2 * 3 * pairs * (8 + 4) + 2 * mask.refresh_cost
+    assert plan.flops["features"] == 2 * 3 * 8 * (4 + 1) * (pairs + 1600)
+    mask.modulation.weight.requires_grad_(False)
+    assert plan_attention(mask, 8, 4, strategy="pairs").flops["pairs"] == 2 * pairs * (8 + 4)
 
 
 def test_a_star_with_many_leaves_runs_in_bounded_memory():

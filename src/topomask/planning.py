@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
+from topomask import costs
 from topomask.masks.base import MAX_PAIRS_PER_QUERY, Mask
+from topomask.ops.pair_attention import MIN_ENTRIES_PER_ROW
 
 Strategy = Literal["auto", "pairs", "features", "dense"]
 Kernel = Literal["linear", "softmax"]
@@ -16,14 +18,6 @@ MIN_PAIR_BUDGET = 1 << 22
 MAX_PAIRS = 1 << 28
 # Attention weights of all inputs and heads that "auto" is willing to form at a time.
 MAX_DENSE_ENTRIES = 1 << 28
-
-# Nanoseconds, set by hand near what benchmarks/calibrate.py prints for the compiled kernels on two cores in float32.
-_NS_PAIR_SCORE = 0.12
-_NS_PAIR_SUM = 0.12
-_NS_PAIR_REFRESH = 1.5
-_NS_FEATURE = 0.15
-_NS_DENSE = 0.02
-_NS_DENSE_ENTRY = 3.5
 
 
 @dataclass(frozen=True)
@@ -80,7 +74,7 @@ def plan_attention(
         raise ValueError(f"`strategy` must be one of {get_args(Strategy)}, but is {strategy!r}.")
     times = batch_size * (max(num_heads or 1, mask.num_heads) // mask.num_heads)
     closed = _closed(mask, kernel, dropout)
-    flops, seconds = _costs(mask, num_features, value_dim, times)
+    flops, seconds = _costs(mask, num_features, value_dim, times, kernel)
     if strategy != "auto":
         if strategy in closed:
             raise ValueError(f"`strategy` is {strategy!r}, but {closed[strategy]}.")
@@ -124,19 +118,62 @@ def _closed(mask: Mask, kernel: Kernel, dropout: bool) -> dict[str, str]:
     return closed
 
 
-def _costs(mask: Mask, num_features: int, value_dim: int, times: int) -> tuple[dict[str, float], dict[str, float]]:
+def _costs(
+    mask: Mask, num_features: int, value_dim: int, times: int, kernel: Kernel
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Counted operations and estimated seconds of every way."""
+    work = count_work(mask, num_features, value_dim, times, kernel)
+    constants = costs.load()
+    return (
+        {name: way.flops for name, way in work.items()},
+        {name: 1e-9 * sum(constants[term] * count for term, count in way.terms.items()) for name, way in work.items()},
+    )
+
+
+class Work(NamedTuple):
+    """What a way does."""
+
+    flops: float
+    terms: dict[str, float]  # how often every term of the cost model counts
+
+
+def count_work(mask: Mask, num_features: int, value_dim: int, times: int, kernel: Kernel) -> dict[str, Work]:
+    """The work of every way to attend ``times`` times with a mask."""
     width = num_features + value_dim
-    flops, seconds = {}, {}
-    flops["features"] = 2.0 * times * num_features * value_dim * (mask.product_cost + mask.num_heads * mask.num_queries)
-    seconds["features"] = 0.5e-9 * _NS_FEATURE * flops["features"]
-    entries = mask.num_heads * mask.num_queries * mask.num_keys
-    flops["dense"] = 2.0 * times * entries * width + 2.0 * mask.product_cost * mask.num_keys
-    seconds["dense"] = 0.5e-9 * _NS_DENSE * flops["dense"] + 1e-9 * _NS_DENSE_ENTRY * entries * times
+    rows, entries = mask.num_heads * mask.num_queries, mask.num_heads * mask.num_queries * mask.num_keys
+    refresh = mask.refresh_cost
+    softmax = float(kernel == "softmax")
+    spread = times * num_features * (value_dim + 1)
+    features = {
+        "features: call": 1.0,
+        "features: multiply-add": spread * mask.product_cost,
+        "features: element": spread * rows,
+        "features: refresh": min(refresh, mask.product_cost),
+    }
+    formed = entries if mask.refresh_cost else 0
+    dense = {
+        "dense: call": 1.0,
+        "dense: multiply-add": times * entries * width,
+        "dense: weight": times * entries,
+        "dense: power": softmax * times * entries,
+        "dense: entry": formed,
+        "dense: formed": mask.product_cost * mask.num_keys if formed else 0,
+    }
+    work = {
+        "features": Work(2.0 * spread * (mask.product_cost + rows), features),
+        "dense": Work(2.0 * times * entries * width + 2.0 * mask.product_cost * mask.num_keys, dense),
+    }
     bound, estimate = mask.num_pairs_bound, mask.num_pairs_estimate
     if bound is not None and estimate is not None:
         pairs = min(estimate, entries)
-        refresh = bound if bound > mask.product_cost else 0
-        flops["pairs"] = 2.0 * times * pairs * width + 2.0 * refresh
-        per_pair = _NS_PAIR_SCORE * num_features + _NS_PAIR_SUM * value_dim
-        seconds["pairs"] = 1e-9 * (times * pairs * per_pair + _NS_PAIR_REFRESH * refresh)
-    return flops, seconds
+        kind = "tiles" if pairs >= MIN_ENTRIES_PER_ROW * rows else "rows"
+        terms = {
+            f"{kind}: call": 1.0,
+            f"{kind}: multiply-add": times * pairs * width,
+            f"{kind}: pair": times * pairs,
+            f"{kind}: power": softmax * times * pairs,
+            f"{kind}: query": times * rows * width,
+            f"{kind}: refresh": refresh,
+        }
+        work["pairs"] = Work(2.0 * times * pairs * width + 2.0 * refresh, terms)
+    return work

@@ -80,6 +80,11 @@ class Mask(nn.Module, ABC):
         """Multiply-adds of one product with one column, over all heads."""
 
     @property
+    def refresh_cost(self) -> int:
+        """Multiply-adds to compute the entries before they are used; 0 where they are at hand."""
+        return 0
+
+    @property
     def num_pairs_bound(self) -> int | None:
         """A bound on the number of entries that is cheap to know; None when the mask is not sparse."""
         return None

@@ -72,6 +72,11 @@ class LowRankMask(Mask):
         return view
 
     @property
+    def refresh_cost(self) -> int:
+        """That of a product: a dense matrix is formed by products."""
+        return self.product_cost
+
+    @property
     def product_cost(self) -> int:
         """Entries of both factors."""
         return self.num_heads * (self.num_queries + self.num_keys) * self.u.shape[-1]

@@ -163,6 +163,11 @@ class PowerSeriesMask(Mask):
         return self.num_heads * (self.coefficients.shape[-1] - 1) * (len(self._adjacency) + self.num_keys)
 
     @property
+    def refresh_cost(self) -> int:
+        """That of a product: a dense matrix is formed by products."""
+        return self.product_cost
+
+    @property
     def key_groups(self) -> Tensor | None:
         """Which graph every key belongs to."""
         return self._groups

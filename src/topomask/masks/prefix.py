@@ -187,6 +187,11 @@ class PrefixMask(Mask):
         return None if inner is None else inner + 2 * self.num_heads * self.num_prefix * self.num_queries
 
     @property
+    def refresh_cost(self) -> int:
+        """That of the mask."""
+        return max(1, self.mask.refresh_cost)
+
+    @property
     def product_cost(self) -> int:
         """The mask's, and one pass over the tokens."""
         return self.mask.product_cost + 2 * self.num_heads * self.num_queries

@@ -108,6 +108,11 @@ class SelectedMask(Mask):
         return max(self.num_queries, self.num_keys, self.mask.num_inner_rows)
 
     @property
+    def refresh_cost(self) -> int:
+        """That of the mask."""
+        return max(1, self.mask.refresh_cost)
+
+    @property
     def product_cost(self) -> int:
         """The cost of the whole mask."""
         return self.mask.product_cost

@@ -22,6 +22,8 @@ from topomask.ops.sparse_product import Pattern
 from topomask.walks import SAMPLER_VERSION, Coupling, WalkFeatures
 
 _Kept = TypeVar("_Kept")
+# Entries of a dense mask that are kept.
+_MAX_KEPT = 1 << 24
 
 
 class WalkMask(Mask):
@@ -220,7 +222,12 @@ class WalkMask(Mask):
         return sparse_multiply(self._walks.key.pattern, key, x, self.num_heads)
 
     def to_dense(self) -> Tensor:
-        """M_hat, [H, N, N]."""
+        """M_hat, [H, N, N]; kept where it is small, while f does not change and no gradient is asked for."""
+        if self.num_heads * self.num_queries * self.num_keys > _MAX_KEPT:
+            return self._to_dense()
+        return self._keep("dense", self._to_dense)
+
+    def _to_dense(self) -> Tensor:
         query, key = self._values(self._is_magnitude)
         if self._walks.key is None or key is None:
             return self._walks.query.densify(query)
@@ -294,6 +301,11 @@ class WalkMask(Mask):
         if self._walks.key is None or key is None:
             return query
         return pair_values(self.pattern(), self._walks.query.pattern, self._walks.key.pattern, query, key)
+
+    @property
+    def refresh_cost(self) -> int:
+        """Pairs of walks that meet, unless the entries are kept; twice where the magnitude has its own."""
+        return 0 if self._is_frozen() else self._walks.num_triples * (1 if self._is_positive() else 2)
 
     @property
     def num_pairs_bound(self) -> int:
