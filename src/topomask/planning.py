@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple, get_args
 
 from topomask import costs
-from topomask.masks.base import MAX_PAIRS_PER_QUERY, Mask
-from topomask.ops.pair_attention import MIN_ENTRIES_PER_ROW
+from topomask.masks.base import MAX_KEPT_ENTRIES, MAX_PAIRS_PER_QUERY, Mask
 
 Strategy = Literal["auto", "pairs", "features", "dense"]
 Kernel = Literal["linear", "softmax"]
@@ -18,6 +17,8 @@ MIN_PAIR_BUDGET = 1 << 22
 MAX_PAIRS = 1 << 28
 # Attention weights of all inputs and heads that "auto" is willing to form at a time.
 MAX_DENSE_ENTRIES = 1 << 28
+# Attention weights from which on memory decides.
+_LARGE = 1 << 23
 
 
 @dataclass(frozen=True)
@@ -150,12 +151,14 @@ def count_work(mask: Mask, num_features: int, value_dim: int, times: int, kernel
         "features: element": spread * rows,
         "features: refresh": min(refresh, mask.product_cost),
     }
-    formed = entries if mask.refresh_cost else 0
+    formed = entries if mask.refresh_cost or entries > MAX_KEPT_ENTRIES else 0
     dense = {
         "dense: call": 1.0,
         "dense: multiply-add": times * entries * width,
         "dense: weight": times * entries,
         "dense: power": softmax * times * entries,
+        # What does not fit in the caches is paged in again and again.
+        "dense: large weight": times * entries if times * entries > _LARGE else 0,
         "dense: entry": formed,
         "dense: formed": mask.product_cost * mask.num_keys if formed else 0,
     }
@@ -166,14 +169,26 @@ def count_work(mask: Mask, num_features: int, value_dim: int, times: int, kernel
     bound, estimate = mask.num_pairs_bound, mask.num_pairs_estimate
     if bound is not None and estimate is not None:
         pairs = min(estimate, entries)
-        kind = "tiles" if pairs >= MIN_ENTRIES_PER_ROW * rows else "rows"
-        terms = {
-            f"{kind}: call": 1.0,
-            f"{kind}: multiply-add": times * pairs * width,
-            f"{kind}: pair": times * pairs,
-            f"{kind}: power": softmax * times * pairs,
-            f"{kind}: query": times * rows * width,
-            f"{kind}: refresh": refresh,
-        }
+        tiles = mask.tile_work
+        if tiles is None:
+            terms = {
+                "rows: call": 1.0,
+                "rows: multiply-add": times * pairs * width,
+                "rows: pair": times * pairs,
+                "rows: power": softmax * times * pairs,
+                "rows: query": times * rows * width,
+                "rows: refresh": refresh,
+            }
+        else:
+            terms = {
+                "tiles: call": 1.0,
+                "tiles: key": times * tiles.keys,
+                "tiles: key, per width": times * tiles.keys * width,
+                "tiles: alone": times * tiles.alone,
+                "tiles: alone, per width": times * tiles.alone * width,
+                "tiles: power": softmax * times * tiles.keys,
+                "tiles: query": times * rows * width,
+                "tiles: refresh": refresh,
+            }
         work["pairs"] = Work(2.0 * times * pairs * width + 2.0 * refresh, terms)
     return work

@@ -12,8 +12,11 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from topomask.graph import Graph
-from topomask.ops.pair_attention import pair_attention
+from topomask.ops.pair_attention import TileWork, pair_attention
 from topomask.ops.sparse_product import Pattern, spmm
+
+# Entries of a dense mask that a mask may keep.
+MAX_KEPT_ENTRIES = 1 << 24
 
 # Pairs of walks that may meet, per query and head, before pairs are no longer formed.
 MAX_PAIRS_PER_QUERY = 8192
@@ -83,6 +86,11 @@ class Mask(nn.Module, ABC):
     def refresh_cost(self) -> int:
         """Multiply-adds to compute the entries before they are used; 0 where they are at hand."""
         return 0
+
+    @property
+    def tile_work(self) -> TileWork | None:
+        """The work of attention over pairs in tiles; None where it goes row by row."""
+        return None
 
     @property
     def num_pairs_bound(self) -> int | None:

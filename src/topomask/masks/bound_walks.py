@@ -11,7 +11,7 @@ from torch import Tensor
 from topomask.graph import Graph, Normalization
 from topomask.masks.base import MAX_PAIRS_PER_QUERY
 from topomask.ops.locality import suggest_order
-from topomask.ops.pair_attention import MIN_ENTRIES_PER_ROW
+from topomask.ops.pair_attention import MIN_ENTRIES_PER_ROW, TileWork, estimate_tiles
 from topomask.ops.pair_values import count_triples, estimate_pairs, pair_pattern
 from topomask.ops.sparse_product import Pattern
 from topomask.walks import Coupling, WalkFeatures, sample_features
@@ -57,6 +57,8 @@ class BoundWalks:
     # Pairs of walks that meet, and about how many entries they make.
     num_triples: int = field(init=False)
     num_pairs: int = field(init=False)
+    # The work of attention in tiles, where there is any.
+    tile_work: TileWork | None = field(init=False)
 
     def __post_init__(self) -> None:
         # Now rather than at first use, which may be inside torch.compile.
@@ -72,6 +74,10 @@ class BoundWalks:
                 pairs = estimate_pairs(self.query.pattern, self.key.pattern)
         object.__setattr__(self, "num_triples", bound)
         object.__setattr__(self, "num_pairs", pairs)
+        limited = bound <= MAX_PAIRS_PER_QUERY * self.query.num_rows * self.query.num_heads
+        tiled = limited and self.is_tiled and self.loads.device.type == "cpu"
+        key = None if self.key is None else self.key.pattern
+        object.__setattr__(self, "tile_work", estimate_tiles(self.query.pattern, key) if tiled else None)
 
     @property
     def is_tiled(self) -> bool:

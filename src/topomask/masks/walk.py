@@ -12,18 +12,17 @@ from torch import Tensor
 
 from topomask import theory
 from topomask.graph import Graph, Normalization
-from topomask.masks.base import Entries, Mask, next_structure, sparse_multiply
+from topomask.masks.base import MAX_KEPT_ENTRIES, Entries, Mask, next_structure, sparse_multiply
 from topomask.masks.bound_walks import BoundWalks, Features, WalkRecipe, check_features
 from topomask.masks.selected import SelectedMask
 from topomask.modulation import Modulation
 from topomask.ops.feature_attention import FeatureValues, PackedWeights, feature_attention, fits
+from topomask.ops.pair_attention import TileWork
 from topomask.ops.pair_values import pair_values
 from topomask.ops.sparse_product import Pattern
 from topomask.walks import SAMPLER_VERSION, Coupling, WalkFeatures
 
 _Kept = TypeVar("_Kept")
-# Entries of a dense mask that are kept.
-_MAX_KEPT = 1 << 24
 
 
 class WalkMask(Mask):
@@ -223,7 +222,7 @@ class WalkMask(Mask):
 
     def to_dense(self) -> Tensor:
         """M_hat, [H, N, N]; kept where it is small, while f does not change and no gradient is asked for."""
-        if self.num_heads * self.num_queries * self.num_keys > _MAX_KEPT:
+        if self.num_heads * self.num_queries * self.num_keys > MAX_KEPT_ENTRIES:
             return self._to_dense()
         return self._keep("dense", self._to_dense)
 
@@ -306,6 +305,11 @@ class WalkMask(Mask):
     def refresh_cost(self) -> int:
         """Pairs of walks that meet, unless the entries are kept; twice where the magnitude has its own."""
         return 0 if self._is_frozen() else self._walks.num_triples * (1 if self._is_positive() else 2)
+
+    @property
+    def tile_work(self) -> TileWork | None:
+        """The work of attention over pairs in tiles, from a sample of tiles."""
+        return self._walks.tile_work
 
     @property
     def num_pairs_bound(self) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,6 +14,22 @@ from topomask.ops.sparse_product import Pattern
 _PATTERN = 5
 # Entries per row from which on attention in tiles is worth its layout.
 MIN_ENTRIES_PER_ROW = 24
+
+
+class TileWork(NamedTuple):
+    """What attention in tiles of 16 queries does."""
+
+    keys: int  # taken with all lanes
+    alone: int  # pairs that are taken alone
+
+
+def estimate_tiles(query: Pattern, key: Pattern | None) -> TileWork | None:
+    """The work of attention in tiles over a pattern, or over the product with features of keys; None without Numba."""
+    if not compiled(query.columns):
+        return None
+    from topomask.ops.pair_attention import numba
+
+    return TileWork(*numba.estimate_tiles(query, key))
 
 
 @torch.library.custom_op("topomask::pair_attention", mutates_args=())

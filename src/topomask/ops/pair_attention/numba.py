@@ -13,14 +13,16 @@ from numba import njit, prange
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from topomask.ops import tiles
+from topomask.ops import segments, tiles
 from topomask.ops.backend import Kernel, arrays, row_blocks
 from topomask.ops.locality import row_order
 from topomask.ops.pair_attention import MIN_ENTRIES_PER_ROW
 from topomask.ops.sparse_product import Pattern
 from topomask.ops.tiles.layout import Layout, make_layout
+from topomask.ops.tiles.vectors import LANES
 
 _MAX_EXPONENT = 60.0
+_SAMPLED_TILES = 16
 # Stands for minus infinity, which kernels with fast mathematics must not meet.
 _LOWEST = -1e30
 
@@ -184,6 +186,22 @@ def _layout(pattern: Pattern, q: Tensor, absolute: bool) -> tuple[Layout, Tensor
         order = row_order(pattern.row_ptr, columns, pattern.shape[1])
         _layouts[columns] = make_layout(pattern.row_ptr, columns, pattern.shape[1], order=order)
     return _layouts[columns]
+
+
+def estimate_tiles(query: Pattern, key: Pattern | None) -> tuple[int, int]:
+    """Keys that tiles take with all lanes, and pairs that they take alone, from a sample of tiles."""
+    num_rows, num_keys = query.shape[0], query.shape[1] if key is None else key.shape[0]
+    order = row_order(query.row_ptr, query.columns, query.shape[1])
+    order = torch.arange(num_rows, device="cpu") if order is None else order.long()
+    num_tiles = -(-num_rows // LANES)
+    chosen = torch.linspace(0, num_tiles - 1, min(_SAMPLED_TILES, num_tiles), device="cpu").round().long()
+    rows = order[(chosen[:, None] * LANES + torch.arange(LANES, device="cpu")).flatten().clamp(max=num_rows - 1)]
+    counts = query.row_ptr.diff()[rows]
+    columns = query.columns[segments.ranges(query.row_ptr[rows], counts)]
+    by_column = (None, None) if key is None else (key.column_ptr, key.rows)
+    layout, _ = make_layout(segments.pointers(counts), columns, num_keys, *by_column)
+    scale = num_tiles / len(chosen)
+    return round(scale * int((layout.ends - layout.starts[:-1]).sum())), round(scale * len(layout.rest))
 
 
 def _longest(row_ptr: Tensor) -> int:
