@@ -125,10 +125,10 @@ def test_layouts_are_kept_as_long_as_their_pattern(monkeypatch):
 
 def test_the_backward_pass_finds_the_layout_of_the_forward_pass(monkeypatch):
     monkeypatch.setattr(numba, "MIN_ENTRIES_PER_ROW", 0)
+    pattern, inputs, _ = arguments("grid", torch.float32)
     made = []
     original = numba.make_layout
     monkeypatch.setattr(numba, "make_layout", lambda *args, **kwargs: made.append(1) or original(*args, **kwargs))
-    pattern, inputs, _ = arguments("grid", torch.float32)
     leaves = [x.requires_grad_() for x in inputs]
     for _ in range(2):
         pair_attention(pattern, *leaves).sum().backward()

@@ -18,6 +18,7 @@ from topomask.ops.backend import Kernel, arrays, row_blocks
 from topomask.ops.locality import row_order
 from topomask.ops.pair_attention import MIN_ENTRIES_PER_ROW
 from topomask.ops.sparse_product import Pattern
+from topomask.ops.tiles import vectors
 from topomask.ops.tiles.layout import Layout, make_layout
 from topomask.ops.tiles.vectors import LANES
 
@@ -122,6 +123,29 @@ def _forward(row_ptr, columns, values, sizes, q, k, v, is_key, softmax, absolute
                     row[d] *= factor
 
 
+def _forward_linear(row_ptr, columns, values, sizes, q, k, v, normalize, starts, out, totals):
+    """As `_forward`, for linear attention in float32 with columns of 32 bits."""
+    width, depth, rows, num_keys = q.shape[2], v.shape[2], q.shape[1], k.shape[1]
+    q_at, k_at, v_at, out_at = q.ctypes.data, k.ctypes.data, v.ctypes.data, out.ctypes.data
+    column, value, size = columns.ctypes.data, values.ctypes.data, sizes.ctypes.data
+    for block in prange(starts.shape[0] - 1):
+        for b in range(q.shape[0]):
+            k_here, v_here = k_at + 4 * b * num_keys * width, v_at + 4 * b * num_keys * depth
+            for i in range(starts[block], starts[block + 1]):
+                first, at = row_ptr[i], b * rows + i
+                for d in range(depth):
+                    out[b, i, d] = 0
+                total: np.float32 = vectors.attend_row(
+                    q_at + 4 * at * width, k_here, v_here, width, depth, column + 4 * first, row_ptr[i + 1] - first,
+                    value + 4 * first, size + 4 * first, out_at + 4 * at * depth,
+                )  # fmt: skip
+                totals[b, i] = total
+                if normalize:
+                    factor = 1 / total if total != 0 else np.float32(0)
+                    for d in range(depth):
+                        out[b, i, d] *= factor
+
+
 def _backward(
     row_ptr, columns, values, sizes, own, q, k, v, is_key, softmax, absolute, normalize, most, grad, out, totals,
     starts, grad_values, grad_sizes, grad_q, parts_k, parts_v,
@@ -174,6 +198,7 @@ def _backward(
                         parts_v[block, b, j, d] += scaled * pulled[d]
 
 
+_forward_linear_kernel = Kernel(_forward_linear, fastmath=True)
 _forward_kernel, _backward_kernel = Kernel(_forward, fastmath=True), Kernel(_backward, fastmath=True)
 
 
@@ -228,6 +253,10 @@ def pair_attention(
         return tiles.forward(layout, source, q, k, v, is_key, softmax, normalize)
     out, totals = q.new_empty(*q.shape[:2], v.shape[2]), q.new_empty(q.shape[:2])
     sizes = magnitudes if len(magnitudes) else values
+    if q.dtype == torch.float32 and pattern.columns.dtype == torch.int32 and not softmax and not absolute:
+        inputs = arrays(pattern.row_ptr, pattern.columns, values, sizes, q, k, v)
+        _forward_linear_kernel(*inputs, normalize, row_blocks(pattern.row_ptr), *arrays(out, totals))
+        return out, totals
     _forward_kernel(
         *arrays(pattern.row_ptr, pattern.columns, values, sizes, q, k, v, is_key),
         softmax,

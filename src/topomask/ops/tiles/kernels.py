@@ -118,7 +118,7 @@ def _attend_linear(tile, layout, lanes, rows, padded, k, v, weights, sizes, scor
     rest_at = rest.ctypes.data
     for r in range(LANES):
         first, end = rest_ptr[tile * LANES + r], rest_ptr[tile * LANES + r + 1]
-        totals[r] += vectors.attend_row(
+        totals[r] += vectors.attend_alone(
             row + 4 * r * padded, k_at, v_at, width, depth, key, rest_at + 4 * first, end - first, weight + 4 * r,
             size + 4 * r, out_row + 4 * r * deep,
         )  # fmt: skip

@@ -36,14 +36,14 @@ def _pointer(builder: Any, base: Any, offset: Any, kind: Any) -> Any:
     return builder.inttoptr(builder.add(base, builder.shl(offset, _integer(2))), kind.as_pointer())
 
 
-def _load(builder: Any, base: Any, offset: Any) -> Any:
-    value = builder.load(_pointer(builder, base, offset, _VECTOR))
+def _load(builder: Any, base: Any, offset: Any, kind: Any = _VECTOR) -> Any:
+    value = builder.load(_pointer(builder, base, offset, kind))
     value.align = 4
     return value
 
 
 def _store(builder: Any, value: Any, base: Any, offset: Any) -> None:
-    builder.store(value, _pointer(builder, base, offset, _VECTOR)).align = 4
+    builder.store(value, _pointer(builder, base, offset, value.type)).align = 4
 
 
 def _load_integer(builder: Any, base: Any, offset: Any) -> Any:
@@ -51,10 +51,7 @@ def _load_integer(builder: Any, base: Any, offset: Any) -> Any:
 
 
 def _broadcast(builder: Any, base: Any, offset: Any) -> Any:
-    number = builder.load(_pointer(builder, base, offset, _FLOAT))
-    undefined = ir.Constant(_VECTOR, ir.Undefined)
-    single = builder.insert_element(undefined, number, ir.Constant(_INT32, 0))
-    return builder.shuffle_vector(single, undefined, ir.Constant(ir.VectorType(_INT32, LANES), [0] * LANES))
+    return _spread(builder, builder.load(_pointer(builder, base, offset, _FLOAT)), LANES)
 
 
 def _multiply(builder: Any, a: Any, b: Any) -> Any:
@@ -70,11 +67,21 @@ def _multiply_add(builder: Any, total: Any, a: Any, b: Any) -> Any:
 
 
 def _total(builder: Any, vector: Any) -> Any:
-    """The sum of all lanes, in every lane."""
-    for half in (8, 4, 2, 1):
-        turned = ir.Constant(ir.VectorType(_INT32, LANES), [lane ^ half for lane in range(LANES)])
-        vector = _add(builder, vector, builder.shuffle_vector(vector, vector, turned))
-    return vector
+    """The sum of all lanes, as a number."""
+    half = vector.type.count
+    while half > 1:
+        half //= 2
+        turned = [lane ^ half for lane in range(vector.type.count)]
+        mask = ir.Constant(ir.VectorType(_INT32, len(turned)), turned)
+        vector = _add(builder, vector, builder.shuffle_vector(vector, vector, mask))
+    return builder.extract_element(vector, ir.Constant(_INT32, 0))
+
+
+def _spread(builder: Any, number: Any, count: int) -> Any:
+    """A vector with the same number in every lane."""
+    undefined = ir.Constant(ir.VectorType(_FLOAT, count), ir.Undefined)
+    single = builder.insert_element(undefined, number, ir.Constant(_INT32, 0))
+    return builder.shuffle_vector(single, undefined, ir.Constant(ir.VectorType(_INT32, count), [0] * count))
 
 
 def _loop(
@@ -139,15 +146,22 @@ def _dots(builder: Any, lanes: Any, rows: Any, keys: Any, width: Any) -> list[An
 
 
 def _row_dots(builder: Any, row: Any, others: list[Any], width: Any) -> list[Any]:
-    """Products of a row with some others, wherever they lie."""
-    full = builder.and_(width, _integer(-LANES))
+    """Products of a row with some others, wherever they lie: 16 numbers at a time, then 8, then one."""
+    totals, start = [ir.Constant(_FLOAT, 0.0)] * len(others), _integer(0)
+    for count in (LANES, LANES // 2):
+        kind = ir.VectorType(_FLOAT, count)
+        end = builder.and_(width, _integer(-count))
 
-    def body(a, sums):
-        source = _load(builder, row, a)
-        return [
-            _multiply_add(builder, total, source, _load(builder, other, a))
-            for total, other in zip(sums, others, strict=True)
-        ]
+        def body(a, sums, kind=kind):
+            source = _load(builder, row, a, kind)
+            return [
+                _multiply_add(builder, total, source, _load(builder, other, a, kind))
+                for total, other in zip(sums, others, strict=True)
+            ]
+
+        sums = _loop(builder, start, end, count, [ir.Constant(kind, [0.0] * count)] * len(others), body)
+        totals = [_add(builder, total, _total(builder, x)) for total, x in zip(totals, sums, strict=True)]
+        start = end
 
     def last(a, sums):
         source = builder.load(_pointer(builder, row, a, _FLOAT))
@@ -156,27 +170,26 @@ def _row_dots(builder: Any, row: Any, others: list[Any], width: Any) -> list[Any
             for total, other in zip(sums, others, strict=True)
         ]
 
-    vectors = _loop(builder, _integer(0), full, LANES, [_ZERO] * len(others), body)
-    totals = [builder.extract_element(_total(builder, x), ir.Constant(_INT32, 0)) for x in vectors]
-    return _loop(builder, full, width, 1, totals, last)
+    return _loop(builder, start, width, 1, totals, last)
 
 
 def _add_rows(builder: Any, factors: list[Any], rows: list[Any], target: Any, width: Any) -> None:
     """Add rows times factors to a target."""
-    full = builder.and_(width, _integer(-LANES))
-    undefined = ir.Constant(_VECTOR, ir.Undefined)
-    first = ir.Constant(ir.VectorType(_INT32, LANES), [0] * LANES)
-    spread = [
-        builder.shuffle_vector(builder.insert_element(undefined, x, ir.Constant(_INT32, 0)), undefined, first)
-        for x in factors
-    ]
+    start = _integer(0)
+    for count in (LANES, LANES // 2):
+        kind = ir.VectorType(_FLOAT, count)
+        spread = [_spread(builder, factor, count) for factor in factors]
 
-    def body(a, _):
-        total = _load(builder, target, a)
-        for factor, row in zip(spread, rows, strict=True):
-            total = _multiply_add(builder, total, factor, _load(builder, row, a))
-        _store(builder, total, target, a)
-        return []
+        def body(a, _, kind=kind, spread=spread):
+            total = _load(builder, target, a, kind)
+            for factor, row in zip(spread, rows, strict=True):
+                total = _multiply_add(builder, total, factor, _load(builder, row, a, kind))
+            _store(builder, total, target, a)
+            return []
+
+        end = builder.and_(width, _integer(-count))
+        _loop(builder, start, end, count, [], body)
+        start = end
 
     def last(a, _):
         place = _pointer(builder, target, a, _FLOAT)
@@ -186,8 +199,7 @@ def _add_rows(builder: Any, factors: list[Any], rows: list[Any], target: Any, wi
         builder.store(total, place)
         return []
 
-    _loop(builder, _integer(0), full, LANES, [], body)
-    _loop(builder, full, width, 1, [], last)
+    _loop(builder, start, width, 1, [], last)
 
 
 def _procedure(num_arguments: int) -> Any:
@@ -304,42 +316,54 @@ def differentiate_keys(context, softmax, own, scores, through, weights, sizes, b
     return _procedure(9), generate
 
 
-@intrinsic
-def attend_row(context, row, k, v, width, depth, keys, rest, count, weights, sizes, out):
-    """Add to a row of attention what it takes from ``count`` keys alone, four at a time; returns their denominator.
+def _attend_four(builder: Any, alone: bool, args: Any) -> Any:
+    """Add to a row of attention what it takes from ``count`` keys, four at a time; returns their denominator."""
+    row, k, v, width, depth, keys, rest, count, weights, sizes, out = args
+    last = builder.sub(count, _integer(1))
+    zero = ir.Constant(_FLOAT, 0.0)
 
-    Pair p has the key keys[rest[p]], and its weight and size stand at 16 * rest[p].
-    """
+    def four(p, totals):
+        places, valid = [], []
+        for c in range(4):
+            place = builder.add(p, _integer(c))
+            inside = builder.icmp_signed("<", place, count)
+            valid.append(inside)
+            place = builder.select(inside, place, last)
+            places.append(_load_integer(builder, rest, place) if alone else place)
+        nodes = [_load_integer(builder, keys, place) for place in places]
+        left = [builder.add(k, builder.shl(builder.mul(node, width), _integer(2))) for node in nodes]
+        right = [builder.add(v, builder.shl(builder.mul(node, depth), _integer(2))) for node in nodes]
+        factors, total = [], totals[0]
+        for place, inside, score in zip(places, valid, _row_dots(builder, row, left, width), strict=True):
+            slot = builder.shl(place, _integer(4)) if alone else place
+            weight, size = (builder.load(_pointer(builder, base, slot, _FLOAT)) for base in (weights, sizes))
+            total = _multiply_add(builder, total, score, builder.select(inside, size, zero))
+            factors.append(_multiply(builder, score, builder.select(inside, weight, zero)))
+        _add_rows(builder, factors, right, out, depth)
+        return [total]
+
+    return _loop(builder, _integer(0), count, 4, [zero], four)[0]
+
+
+@intrinsic
+def attend_alone(context, row, k, v, width, depth, keys, rest, count, weights, sizes, out):
+    """Add to a row of attention what it takes from keys[rest[p]], whose weights and sizes stand at 16 * rest[p]."""
 
     def generate(_, builder, signature, args):
-        row, k, v, width, depth, keys, rest, count, weights, sizes, out = args
-        last = builder.sub(count, _integer(1))
-        zero = ir.Constant(_FLOAT, 0.0)
-
-        def four(p, totals):
-            places, valid = [], []
-            for c in range(4):
-                place = builder.add(p, _integer(c))
-                inside = builder.icmp_signed("<", place, count)
-                valid.append(inside)
-                places.append(_load_integer(builder, rest, builder.select(inside, place, last)))
-            nodes = [_load_integer(builder, keys, place) for place in places]
-            left = [builder.add(k, builder.shl(builder.mul(node, width), _integer(2))) for node in nodes]
-            right = [builder.add(v, builder.shl(builder.mul(node, depth), _integer(2))) for node in nodes]
-            scores = _row_dots(builder, row, left, width)
-            factors = []
-            total = totals[0]
-            for place, inside, score in zip(places, valid, scores, strict=True):
-                slot = builder.shl(place, _integer(4))
-                weight, size = (builder.load(_pointer(builder, base, slot, _FLOAT)) for base in (weights, sizes))
-                total = _multiply_add(builder, total, score, builder.select(inside, size, zero))
-                factors.append(_multiply(builder, score, builder.select(inside, weight, zero)))
-            _add_rows(builder, factors, right, out, depth)
-            return [total]
-
-        return _loop(builder, _integer(0), count, 4, [zero], four)[0]
+        return _attend_four(builder, True, args)
 
     return types.float32(*[types.intp] * 11), generate
+
+
+@intrinsic
+def attend_row(context, row, k, v, width, depth, columns, count, weights, sizes, out):
+    """Add to a row of attention what it takes from columns[p], whose weights and sizes stand at p."""
+
+    def generate(_, builder, signature, args):
+        row, k, v, width, depth, columns, count, weights, sizes, out = args
+        return _attend_four(builder, False, (row, k, v, width, depth, columns, None, count, weights, sizes, out))
+
+    return types.float32(*[types.intp] * 10), generate
 
 
 @intrinsic
@@ -463,7 +487,7 @@ def collect_column(context, feature, rows, values, first, end, where, grads, gra
         def body(p, sums):
             key = _load_integer(builder, where, _load_integer(builder, rows, p))
             grad = _load(builder, grads, builder.shl(key, _integer(4)))
-            total = builder.extract_element(_total(builder, _multiply(builder, grad, lanes)), ir.Constant(_INT32, 0))
+            total = _total(builder, _multiply(builder, grad, lanes))
             address = _pointer(builder, grad_values, p, _FLOAT)
             builder.store(builder.fadd(builder.load(address), total, flags=_FAST), address)
             return [_multiply_add(builder, sums[0], grad, _broadcast(builder, values, p))]
