@@ -8,9 +8,8 @@ from topomask import costs
 @pytest.fixture
 def file(tmp_path, monkeypatch):
     monkeypatch.setenv("TOPOMASK_COSTS", str(tmp_path / "folder" / "costs.json"))
-    costs.load.cache_clear()
-    yield tmp_path / "folder" / "costs.json"
-    costs.load.cache_clear()
+    monkeypatch.setattr(costs, "constants", costs.DEFAULTS)
+    return tmp_path / "folder" / "costs.json"
 
 
 def test_defaults_without_a_file(file):
@@ -21,7 +20,7 @@ def test_defaults_without_a_file(file):
 def test_saved_constants_are_used_and_written_whole(file):
     constants = {term: 2.0 * value for term, value in costs.DEFAULTS.items()}
     assert costs.save(constants) == file
-    assert costs.load() == constants
+    assert costs.load() == costs.constants == constants
     assert [path.name for path in file.parent.iterdir()] == ["costs.json"]
 
 

@@ -366,3 +366,10 @@ def test_directed_neighbour_lists_are_enumerated():
 def test_star_stays_sparse():
     features = tm.sample_features(star_graph(1000), num_walks=8, max_length=4)
     assert features.num_nonzeros <= 1001 * (8 * 4 + 1)
+
+
+@pytest.mark.parametrize("max_length", [255, 256])
+def test_long_walks_are_saved_and_loaded(max_length):
+    features = tm.sample_features(tm.cycle_graph(5), num_walks=1, max_length=max_length)
+    again = WalkFeatures.from_state(features.state())
+    assert again.fingerprint == features.fingerprint

@@ -58,7 +58,7 @@ _HOMES = {
     "walks": ("WalkFeatures", "random_walks", "sample_features"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
-_MODULES = ("feature_maps", "nn", "series", "theory")
+_MODULES = ("feature_maps", "graph", "masks", "nn", "planning", "series", "theory", "walks")
 
 
 def __getattr__(name: str) -> Any:

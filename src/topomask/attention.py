@@ -261,7 +261,9 @@ def _features(
     phi_q, phi_k = (_apply(phi, x, dtype) for x in (inputs.q, inputs.k))
     if inputs.is_key is not None:
         phi_k = phi_k.masked_fill(~inputs.is_key, 0.0)
-    if rescale and (torch.compiler.is_compiling() or any_extreme(phi_q, _NEAR_ONE) or any_extreme(phi_k, _NEAR_ONE)):
+    # Looking first saves work on the CPU; elsewhere it would wait for the device.
+    blind = torch.compiler.is_compiling() or phi_q.device.type != "cpu"
+    if rescale and (blind or any_extreme(phi_q, _NEAR_ONE) or any_extreme(phi_k, _NEAR_ONE)):
         phi_q = phi_q * _inverse_power_of_two(phi_q.detach().abs().amax(dim=-1, keepdim=True))
         phi_k = phi_k * _inverse_power_of_two(_amax_per_graph(phi_k.detach().abs(), groups))
     return phi_q, phi_k
@@ -315,7 +317,7 @@ def _attend_features(work: _Linear) -> Tensor:
 def _attend_dense(work: _Linear) -> Tensor:
     mask, phi_q, phi_k, v, normalizer = work[:5]
     scores = phi_q @ phi_k.mT
-    weights = scores * mask.to_dense().to(scores.dtype)
+    weights = scores * mask.dense_weights().to(scores.dtype)
     numerator = _drop(weights, work.dropout_p) @ v
     if normalizer == "none":
         return numerator
@@ -323,7 +325,7 @@ def _attend_dense(work: _Linear) -> Tensor:
         magnitude = mask.magnitude()
         if magnitude is not mask or not work.nonnegative:
             scores = scores if work.nonnegative else phi_q.abs() @ phi_k.abs().mT
-            weights = scores * magnitude.to_dense().to(scores.dtype)
+            weights = scores * magnitude.dense_weights().to(scores.dtype)
     return _divide(numerator, weights.sum(dim=-1, keepdim=True))
 
 
@@ -385,7 +387,7 @@ def _softmax_dense(inputs: _Inputs, normalizer: str, dropout_p: float) -> Tensor
     scores = inputs.q @ inputs.k.mT
     if inputs.is_key is not None:
         scores = scores.masked_fill(~inputs.is_key.mT, -torch.inf)
-    values, magnitudes = inputs.mask.to_dense(), inputs.mask.magnitude().to_dense()
+    values, magnitudes = inputs.mask.dense_weights(), inputs.mask.magnitude().dense_weights()
     if not magnitudes.shape[-1]:
         return inputs.v.new_zeros(*inputs.q.shape[:-1], inputs.v.shape[-1])
     largest = magnitudes.detach().amax(dim=-1, keepdim=True)

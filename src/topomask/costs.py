@@ -1,7 +1,7 @@
 """Constants of the cost model behind ``strategy="auto"``: nanoseconds per call, multiply-add, pair, and so on.
 
 The defaults were measured on two cores with AVX-512. ``topomask bench calibrate`` measures those of a machine and keeps
-them in the user's cache folder, or where the environment variable ``TOPOMASK_COSTS`` says; they are read once.
+them in the user's cache folder, or where the environment variable ``TOPOMASK_COSTS`` says; they are read on import.
 """
 
 from __future__ import annotations
@@ -11,36 +11,35 @@ import math
 import os
 import warnings
 from collections.abc import Mapping
-from functools import cache
 from pathlib import Path
 
 # What topomask/planning.py counts, in nanoseconds each.
 DEFAULTS: dict[str, float] = {
-    "features: call": 830000.0,
-    "features: multiply-add": 0.06,
-    "features: element": 1.8,
-    "features: refresh": 9.1,
-    "dense: call": 350000.0,
-    "dense: multiply-add": 0.01,
-    "dense: weight": 0.55,
-    "dense: power": 7.1,
+    "features: call": 960000.0,
+    "features: multiply-add": 0.1,
+    "features: element": 1.7,
+    "features: refresh": 6.2,
+    "dense: call": 380000.0,
+    "dense: multiply-add": 0.0093,
+    "dense: weight": 0.59,
+    "dense: power": 6.6,
     "dense: large weight": 15.0,
-    "dense: entry": 1.2,
-    "dense: formed": 0.021,
-    "rows: call": 400000.0,
-    "rows: multiply-add": 0.029,
-    "rows: pair": 6.4,
-    "rows: power": 3.1,
-    "rows: query": 0.78,
-    "rows: refresh": 8.6,
-    "tiles: call": 500000.0,
-    "tiles: key": 3.2,
-    "tiles: key, per width": 0.15,
-    "tiles: alone": 11.0,
-    "tiles: alone, per width": 0.043,
-    "tiles: power": 23.0,
-    "tiles: query": 1.3,
-    "tiles: refresh": 0.91,
+    "dense: entry": 1.3,
+    "dense: formed": 0.012,
+    "rows: call": 420000.0,
+    "rows: multiply-add": 0.019,
+    "rows: pair": 3.4,
+    "rows: power": 5.3,
+    "rows: query": 0.66,
+    "rows: refresh": 8.2,
+    "tiles: call": 550000.0,
+    "tiles: key": 2.7,
+    "tiles: key, per width": 0.1,
+    "tiles: alone": 6.8,
+    "tiles: alone, per width": 0.066,
+    "tiles: power": 20.0,
+    "tiles: query": 1.1,
+    "tiles: refresh": 0.89,
 }
 
 
@@ -48,11 +47,10 @@ def path() -> Path:
     """Where the constants of this machine are kept."""
     if "TOPOMASK_COSTS" in os.environ:
         return Path(os.environ["TOPOMASK_COSTS"])
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return folder / "topomask" / "costs.json"
+    folder = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return Path(folder) / "topomask" / "costs.json"
 
 
-@cache
 def load() -> Mapping[str, float]:
     """The constants of this machine where they were measured, else the defaults."""
     file = path()
@@ -71,22 +69,27 @@ def load() -> Mapping[str, float]:
     return found
 
 
-def save(constants: Mapping[str, float]) -> Path:
+def save(measured: Mapping[str, float]) -> Path:
     """Keep the constants of this machine for later processes, and use them in this one."""
-    check(constants)
+    check(measured)
     file = path()
     file.parent.mkdir(parents=True, exist_ok=True)
     temporary = file.with_suffix(f".{os.getpid()}.tmp")
-    temporary.write_text(json.dumps(dict(constants), indent=2))
+    temporary.write_text(json.dumps(dict(measured), indent=2))
     temporary.replace(file)
-    load.cache_clear()
+    global constants
+    constants = load()
     return file
 
 
-def check(constants: object) -> None:
+def check(found: object) -> None:
     """A ValueError unless there is one number of at least 0 for every term."""
-    if not isinstance(constants, dict) or set(constants) != set(DEFAULTS):
+    if not isinstance(found, dict) or set(found) != set(DEFAULTS):
         raise ValueError(f"There must be one number for each of {sorted(DEFAULTS)}.")
-    for term, value in constants.items():
+    for term, value in found.items():
         if not isinstance(value, (int, float)) or isinstance(value, bool) or not math.isfinite(value) or value < 0:
             raise ValueError(f"The constant of {term!r} must be a number of at least 0, but is {value!r}.")
+
+
+# What plans are made with: a plain dictionary, which torch.compile can read.
+constants: Mapping[str, float] = load()

@@ -124,10 +124,12 @@ def _costs(
 ) -> tuple[dict[str, float], dict[str, float]]:
     """Counted operations and estimated seconds of every way."""
     work = count_work(mask, num_features, value_dim, times, kernel)
-    constants = costs.load()
     return (
         {name: way.flops for name, way in work.items()},
-        {name: 1e-9 * sum(constants[term] * count for term, count in way.terms.items()) for name, way in work.items()},
+        {
+            name: 1e-9 * sum(costs.constants[term] * count for term, count in way.terms.items())
+            for name, way in work.items()
+        },
     )
 
 

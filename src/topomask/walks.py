@@ -425,4 +425,6 @@ def _are_pointers(ptr: Tensor, end: int) -> bool:
 
 
 def _within(values: Tensor, end: int) -> bool:
+    # In int64: a bound may not fit in the type of the values, and would wrap.
+    values = values.to(torch.int64)
     return bool(((values >= 0) & (values < end)).all())

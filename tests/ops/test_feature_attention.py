@@ -1,5 +1,6 @@
 """Attention over a product of features: the compiled kernel against the reference, forward and backward."""
 
+import copy
 import gc
 
 import pytest
@@ -136,3 +137,111 @@ def test_frozen_f_still_gives_gradients_of_the_inputs():
         found.append(torch.autograd.grad(out.square().sum(), [q, k, v]))
     for a, b in zip(*found, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+
+
+def tiled_mask() -> tm.WalkMask:
+    mask = tm.WalkMask(tm.grid_graph(12, 12), seed=0)
+    assert mask.tile_work is not None
+    return mask
+
+
+def test_compiles_in_one_graph():
+    mask = tiled_mask()
+    inputs = torch.randn(3, 1, 2, 144, 8).unbind()
+    torch._dynamo.reset()
+    for attend in (tm.masked_attention, tm.masked_softmax_attention):
+        found = []
+        for wrap in (lambda run: torch.compile(run, fullgraph=True, backend="aot_eager"), lambda run: run):
+            q, k, v = (x.clone().requires_grad_() for x in inputs)
+            out = wrap(lambda q, k, v, a=attend: a(q, k, v, mask, strategy="pairs"))(q, k, v)
+            found.append([out, *torch.autograd.grad(out.square().sum(), [q, k, v, mask.modulation.weight])])
+        for compiled, eager in zip(*found, strict=True):
+            torch.testing.assert_close(compiled, eager, rtol=1e-3, atol=1e-3)
+
+
+def test_copies_and_selections_keep_apart():
+    """A copy has no suggested order of rows, and a selection of keys suggests one for the same queries."""
+    mask = copy.deepcopy(tiled_mask())
+    assert not mask._kept
+    q, k, v = torch.randn(3, 1, 1, 144, 8)
+    nodes = torch.arange(0, 144, 2)
+    with torch.no_grad():
+        expected = tm.masked_attention(q, k, v, mask, strategy="dense")
+        for _ in range(2):
+            torch.testing.assert_close(tm.masked_attention(q, k, v, mask, strategy="pairs"), expected)
+            part = (q, k[..., nodes, :], v[..., nodes, :], mask)
+            found = [tm.masked_attention(*part, key_nodes=nodes, strategy=s) for s in ("pairs", "dense")]
+            torch.testing.assert_close(*found)
+
+
+def test_packed_weights_survive_saved_tensors_that_are_copies():
+    mask = tiled_mask()
+    mask.modulation.weight.requires_grad_(False)
+    found = []
+    for pack in (lambda x: x, torch.clone):
+        torch.manual_seed(0)
+        q, k, v = (x.requires_grad_() for x in torch.randn(3, 1, 1, 144, 8))
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+            out = tm.masked_attention(q, k, v, mask, strategy="pairs")
+        found.append(torch.autograd.grad(out.square().sum(), [q, k, v]))
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_writing_to_the_modulation_behind_its_version_is_noticed():
+    mask = tiled_mask()
+    q, k, v = torch.randn(3, 1, 1, 144, 8)
+    with torch.no_grad():
+        before = tm.masked_attention(q, k, v, mask, strategy="pairs")
+        mask.modulation.weight.data.mul_(torch.arange(11) % 3)
+        after = tm.masked_attention(q, k, v, mask, strategy="pairs")
+        torch.testing.assert_close(after, tm.masked_attention(q, k, v, mask, strategy="dense"))
+    assert not torch.allclose(before, after)
+
+
+def test_dense_masks_given_away_can_be_written_to():
+    mask = tiled_mask()
+    with torch.no_grad():
+        expected = mask.dense_weights().clone()
+        mask.to_dense().zero_()
+        assert torch.equal(mask.dense_weights(), expected)
+
+
+def test_another_default_device_and_no_queries():
+    with torch.device("meta"):
+        mask = tiled_mask()
+    q, k, v = torch.randn(3, 1, 1, 144, 8)
+    none = torch.zeros(0, dtype=torch.int64)
+    assert tm.masked_attention(q[..., :0, :], k, v, mask, query_nodes=none).shape == (1, 1, 0, 8)
+
+
+@pytest.mark.parametrize("softmax", [True, False])
+def test_numbers_that_are_not_finite_stay_visible(softmax):
+    mask = tiled_mask()
+    attend = tm.masked_softmax_attention if softmax else tm.masked_attention
+    q, k, v = torch.rand(3, 1, 1, 144, 8).unbind()
+    for x in (q, v):
+        x[0, 0, 5] = torch.nan
+        assert attend(q, k, v, mask, strategy="pairs")[0, 0, 5].isnan().all()
+        x[0, 0, 5] = 1.0
+
+
+def test_uninitialised_memory_is_never_read(monkeypatch):
+    mask = tiled_mask()
+    inputs = [x.requires_grad_() for x in torch.randn(3, 1, 1, 144, 5)]
+
+    def run():
+        out = tm.masked_attention(*inputs, mask, strategy="pairs")
+        return [out, *torch.autograd.grad(out.square().sum(), [*inputs, mask.modulation.weight])]
+
+    clean = run()
+    for owner, name in ((torch, "empty"), (torch.Tensor, "new_empty"), (torch, "empty_like")):
+        original = getattr(owner, name)
+
+        def poisoned(*args, original=original, **kwargs):
+            out = original(*args, **kwargs)
+            return out.fill_(torch.nan) if out.is_floating_point() else out
+
+        monkeypatch.setattr(owner, name, poisoned)
+    for a, b in zip(run(), clean, strict=True):
+        assert torch.equal(a, b)

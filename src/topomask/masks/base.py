@@ -73,6 +73,10 @@ class Mask(nn.Module, ABC):
     def to_dense(self) -> Tensor:
         """M as a dense tensor, [H, N_q, N_k], for small graphs and tests."""
 
+    def dense_weights(self) -> Tensor:
+        """M as :meth:`to_dense` gives it, for reading only: a mask may keep it."""
+        return self.to_dense()
+
     @abstractmethod
     def magnitude(self) -> Mask:
         """A mask that dominates |M| entry by entry: every parameter replaced by its absolute value."""
@@ -89,7 +93,7 @@ class Mask(nn.Module, ABC):
 
     @property
     def tile_work(self) -> TileWork | None:
-        """The work of attention over pairs in tiles; None where it goes row by row."""
+        """The work of attention over pairs in tiles; None where that is not known, or where it goes row by row."""
         return None
 
     @property
@@ -122,7 +126,7 @@ class Mask(nn.Module, ABC):
         raise ValueError(f"{type(self).__name__} has no sparse entries. Use strategy 'features' or 'dense'.")
 
     def entries(self) -> Entries:
-        """The entries of a sparse mask, on its :meth:`pattern`."""
+        """The entries of a sparse mask, on its :meth:`pattern`, for reading only: a mask may keep them."""
         raise ValueError(f"{type(self).__name__} has no sparse entries. Use strategy 'features' or 'dense'.")
 
     def attend_pairs(

@@ -113,7 +113,7 @@ class BoundWalks:
 
 def _order_per_head(graph: Graph, num_heads: int) -> Tensor:
     order = graph.node_groups
-    return (torch.arange(num_heads)[:, None] * graph.num_nodes + order).flatten()
+    return (torch.arange(num_heads, device="cpu")[:, None] * graph.num_nodes + order).flatten()
 
 
 @torch.compiler.assume_constant_result

@@ -12,6 +12,7 @@ from topomask.graph import Graph
 from topomask.masks.base import Entries, Mask
 from topomask.masks.selected import SelectedMask
 from topomask.ops import segments
+from topomask.ops.pair_attention import TileWork
 from topomask.ops.sparse_product import Pattern, make_pattern
 
 
@@ -188,8 +189,13 @@ class PrefixMask(Mask):
 
     @property
     def refresh_cost(self) -> int:
-        """That of the mask."""
+        """That of the mask; never 0, since entries are put together anew."""
         return max(1, self.mask.refresh_cost)
+
+    @property
+    def tile_work(self) -> TileWork | None:
+        """About that of the mask."""
+        return self.mask.tile_work
 
     @property
     def product_cost(self) -> int:

@@ -109,7 +109,7 @@ class SelectedMask(Mask):
 
     @property
     def refresh_cost(self) -> int:
-        """That of the mask."""
+        """That of the mask; never 0, since entries are put together anew."""
         return max(1, self.mask.refresh_cost)
 
     @property

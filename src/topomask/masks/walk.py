@@ -93,7 +93,7 @@ class WalkMask(Mask):
             num_walks, max_length, float(halt_prob), coupling, num_heads, normalization, symmetric, shared_walks, seed
         )
         self._is_magnitude = False
-        self._kept: dict[str, tuple[tuple[Any, ...], Any]] = {}
+        self._kept: dict[str, tuple[Tensor, Any]] = {}
         self._bind(graph, features)
         self.modulation = Modulation(num_heads, max_length, f, positive, name="f")
         weight = self.modulation.weight
@@ -220,13 +220,14 @@ class WalkMask(Mask):
             return x
         return sparse_multiply(self._walks.key.pattern, key, x, self.num_heads)
 
-    def to_dense(self) -> Tensor:
+    def dense_weights(self) -> Tensor:
         """M_hat, [H, N, N]; kept where it is small, while f does not change and no gradient is asked for."""
         if self.num_heads * self.num_queries * self.num_keys > MAX_KEPT_ENTRIES:
-            return self._to_dense()
-        return self._keep("dense", self._to_dense)
+            return self.to_dense()
+        return self._keep("dense", self.to_dense)
 
-    def _to_dense(self) -> Tensor:
+    def to_dense(self) -> Tensor:
+        """M_hat, [H, N, N]."""
         query, key = self._values(self._is_magnitude)
         if self._walks.key is None or key is None:
             return self._walks.query.densify(query)
@@ -245,13 +246,16 @@ class WalkMask(Mask):
         """What ``make`` gives, computed again only when f has changed or its gradient is asked for."""
         if not self._is_frozen():
             return make()
-        weight = self.modulation.weight
-        # The version counter of a tensor goes up whenever it is written to.
-        state = (id(weight), weight.data_ptr(), weight._version, weight.dtype, id(self._walks), self._is_magnitude)
-        if name not in self._kept or self._kept[name][0] != state:
+        # The modulation is a handful of numbers, so it is compared itself.
+        weight, kept = self.modulation.weight.detach(), self._kept.get(name)
+        if kept is None or kept[0].dtype != weight.dtype or not torch.equal(kept[0], weight):
             with torch.inference_mode(False), torch.no_grad():
-                self._kept[name] = state, make()
-        return self._kept[name][1]
+                kept = self._kept[name] = weight.clone(), make()
+        return kept[1]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without what is kept: copies compute it again."""
+        return self.__dict__ | {"_kept": {}}
 
     def _is_frozen(self) -> bool:
         weight = self.modulation.weight
@@ -276,13 +280,15 @@ class WalkMask(Mask):
     ) -> Tensor:
         """Attention over the entries of M_hat, which are formed on the way where that is faster than keeping them."""
         walks = self._walks
-        if walks.key is None or absolute or not walks.is_tiled or not fits(q, self.modulation.weight, walks.loads):
+        kinds = {x.dtype for x in (q, self.modulation.weight, walks.loads)}
+        on_the_way = walks.tile_work is not None and kinds == {torch.float32} and q.device.type == "cpu"
+        if walks.key is None or absolute or not on_the_way:
             flags = {"absolute": absolute, "normalize": normalize, "softmax": softmax}
             return super().attend_pairs(q, k, v, magnitudes=magnitudes, is_key=is_key, **flags)
         patterns = (walks.query.pattern, walks.key.pattern)
         own = magnitudes and not self._is_positive()
         features: FeatureValues | PackedWeights
-        if self._is_frozen():
+        if self._is_frozen() and fits(q):
             features = self._keep(f"packed {own}", lambda: PackedWeights(*patterns, self._feature_values(own)))
         else:
             features = self._feature_values(own)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import os
 import threading
@@ -9,6 +10,7 @@ import types
 import warnings
 from collections.abc import Callable
 from functools import cache, cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -61,13 +63,26 @@ def in_float32(op: Any) -> None:
         op.register_autocast(device, torch.float32)
 
 
-def row_blocks(row_ptr: Tensor, most: int = 8) -> np.ndarray:
+# Blocks whose results are kept apart until they are added up; each takes memory.
+MAX_PARTS = 8
+
+
+def row_blocks(row_ptr: Tensor, most: int | None = None) -> np.ndarray:
     """Rows where blocks of about equally many entries begin: one per thread, ``most`` at most, [blocks + 1]."""
     ptr = row_ptr.numpy()
-    count = min(torch.get_num_threads(), most)
+    count = max(1, min(torch.get_num_threads(), most or len(ptr), len(ptr) - 1))
     shares = np.linspace(0, ptr[-1], count + 1)[1:-1]
     inner = np.minimum(np.searchsorted(ptr, shares), len(ptr) - 1)
     return np.concatenate([[0], inner, [len(ptr) - 1]]).astype(np.int64)
+
+
+@cache
+def _source_digest() -> str:
+    """A hash of the sources of all kernels."""
+    digest = hashlib.blake2b(digest_size=6)
+    for path in sorted(Path(__file__).parent.rglob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
 
 
 class Kernel:
@@ -79,7 +94,8 @@ class Kernel:
 
     Args:
         function: A function in the subset of Python that Numba compiles; ``numba.prange`` loops get threads.
-        fastmath: Whether sums may be reordered. Never where results must be the same to the last bit.
+        fastmath: Whether sums may be reordered; numbers that are not finite stay so. Never where results must be the
+            same to the last bit.
         threads: Whether the function has loops that threads can share.
     """
 
@@ -94,13 +110,14 @@ class Kernel:
 
         options: dict[str, Any] = {
             "parallel": parallel,
-            "fastmath": self.fastmath,
+            "fastmath": {"reassoc", "contract", "arcp", "nsz"} if self.fastmath else False,
             "nogil": True,
             "error_model": "numpy",
         }
-        # Numba's cache knows functions by name, not by options: two versions need two names.
+        # Numba's cache knows functions by name and file, not by options or by what other files they are built of: two
+        # versions need two names.
         function = types.FunctionType(self.function.__code__, self.function.__globals__)
-        function.__qualname__ = f"{self.function.__name__}_{'parallel' if parallel else 'serial'}"
+        function.__qualname__ = f"{self.function.__name__}_{'parallel' if parallel else 'serial'}_{_source_digest()}"
         function.__module__ = self.function.__module__
         try:
             compiled: Callable[..., Any] = numba.njit(function, cache=True, **options)

@@ -33,6 +33,7 @@ def _feature_attention(
     key_sizes: Tensor,
     weights: Tensor,
     sizes: Tensor,
+    order: Tensor,
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -45,12 +46,12 @@ def _feature_attention(
         return reference.feature_attention(*features, q, k, v, is_key, softmax, normalize)
     from topomask.ops.feature_attention import numba
 
-    return numba.feature_attention(*features, weights, sizes, q, k, v, is_key, softmax, normalize)
+    return numba.feature_attention(*features, weights, sizes, order, q, k, v, is_key, softmax, normalize)
 
 
 @_feature_attention.register_fake
 def _(*args: Any) -> tuple[Tensor, Tensor]:
-    q, v = args[11], args[13]
+    q, v = args[12], args[14]
     return q.new_empty(q.shape[0], q.shape[1], v.shape[2]), q.new_empty(q.shape[0], q.shape[1])
 
 
@@ -70,6 +71,7 @@ def _feature_attention_backward(
     key_sizes: Tensor,
     weights: Tensor,
     sizes: Tensor,
+    order: Tensor,
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -83,12 +85,14 @@ def _feature_attention_backward(
     from topomask.ops.feature_attention import numba
 
     outputs = (grad, out, denominator)
-    return numba.feature_attention_backward(*features, weights, sizes, q, k, v, is_key, softmax, normalize, *outputs)
+    return numba.feature_attention_backward(
+        *features, weights, sizes, order, q, k, v, is_key, softmax, normalize, *outputs
+    )
 
 
 @_feature_attention_backward.register_fake
 def _(*args: Any) -> tuple[Tensor, ...]:
-    return tuple(torch.empty_like(x, memory_format=torch.contiguous_format) for x in (*args[8:12], *args[14:17]))
+    return tuple(torch.empty_like(x, memory_format=torch.contiguous_format) for x in (*args[8:12], *args[15:18]))
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -100,10 +104,10 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
 def _backward(ctx: Any, grad: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
     """The denominator is returned for this function alone: nothing flows back through it."""
     if grad is None:
-        return (None,) * 17
+        return (None,) * 18
     saved = ctx.saved_tensors
     grads = _feature_attention_backward(grad, *saved[:6], ctx.num_keys, *saved[6:], *ctx.flags)
-    return (None,) * _PATTERN + tuple(grads[:_NUM_FEATURES]) + (None, None) + tuple(grads[_NUM_FEATURES:]) + (None,) * 3
+    return (None,) * _PATTERN + tuple(grads[:_NUM_FEATURES]) + (None,) * 3 + tuple(grads[_NUM_FEATURES:]) + (None,) * 3
 
 
 _feature_attention.register_autograd(_backward, setup_context=_save)
@@ -121,12 +125,15 @@ class FeatureValues(NamedTuple):
 
 
 class PackedWeights:
-    """The entries of a product of features in the layout of the kernels, for features that do not change."""
+    """The entries of a product of features in the layout of the kernels, for features that do not change.
+
+    The layout follows from the features and the order of rows, which is therefore kept with them.
+    """
 
     def __init__(self, query: Pattern, key: Pattern, values: FeatureValues) -> None:
         from topomask.ops.feature_attention import numba
 
-        self.weights, self.sizes = numba.pack(*_inputs(query, key, values)[:9])
+        self.weights, self.sizes, self.order = numba.pack(*_inputs(query, key, values)[:9])
 
 
 def _inputs(query: Pattern, key: Pattern, features: FeatureValues | PackedWeights) -> tuple[Any, ...]:
@@ -134,12 +141,12 @@ def _inputs(query: Pattern, key: Pattern, features: FeatureValues | PackedWeight
     patterns = (query.row_ptr, query.columns, key.column_ptr, key.rows, key.shape[0])
     if isinstance(features, PackedWeights):
         none = features.weights.new_empty(0)
-        return *patterns, none, none, none, none, features.weights, features.sizes
+        return *patterns, none, none, none, none, features.weights, features.sizes, features.order
     none = features.query.new_empty(0)
     values = (features.query, none, features.key[key.order], none)
     if features.query_sizes is not None and features.key_sizes is not None:
         values = (features.query, features.query_sizes, features.key[key.order], features.key_sizes[key.order])
-    return *patterns, *values, none, none
+    return *patterns, *values, none, none, none
 
 
 def feature_attention(

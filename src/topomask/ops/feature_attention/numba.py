@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
-
 import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
@@ -12,18 +10,22 @@ from topomask.ops import tiles
 from topomask.ops.locality import row_order
 from topomask.ops.tiles.layout import Layout, make_layout
 
-# Layouts by the columns of the queries' features, with the keys' features that they belong to.
+# Layouts by the columns of the queries' features, then by the rows of the keys' features.
 _layouts: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
 
-def _layout(row_ptr: Tensor, columns: Tensor, column_ptr: Tensor, rows: Tensor, num_keys: int) -> Layout:
-    """Tiles of a product, kept as long as its features are."""
-    kept = _layouts.get(columns)
-    if kept is None or kept[0]() is not rows:
+def _layout(
+    row_ptr: Tensor, columns: Tensor, column_ptr: Tensor, rows: Tensor, num_keys: int, order: Tensor | None = None
+) -> Layout:
+    """Tiles of a product, kept as long as its features are; with rows in ``order`` where that is given."""
+    by_rows = _layouts.setdefault(columns, WeakTensorKeyDictionary())
+    kept = by_rows.get(rows)
+    if kept is not None and (order is None or torch.equal(kept.order[: kept.num_rows], order)):
+        return kept
+    if order is None:
         order = row_order(row_ptr, columns, len(column_ptr) - 1)
-        layout, _ = make_layout(row_ptr, columns, num_keys, column_ptr, rows, order)
-        kept = _layouts[columns] = weakref.ref(rows), layout
-    return kept[1]
+    by_rows[rows], _ = make_layout(row_ptr, columns, num_keys, column_ptr, rows, order)
+    return by_rows[rows]
 
 
 def _source(
@@ -53,11 +55,11 @@ def pack(
     query_sizes: Tensor,
     key: Tensor,
     key_sizes: Tensor,
-) -> tuple[Tensor, Tensor]:
-    """Weights and sizes of all tiles."""
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Weights and sizes of all tiles, and the order of rows that they belong to."""
     layout = _layout(row_ptr, columns, column_ptr, rows, num_keys)
     source = tiles.from_features(row_ptr, columns, query, query_sizes, column_ptr, rows, key, key_sizes)
-    return tiles.pack_features(layout, source, num_keys)
+    return *tiles.pack_features(layout, source, num_keys), layout.order[: layout.num_rows]
 
 
 def feature_attention(
@@ -72,6 +74,7 @@ def feature_attention(
     key_sizes: Tensor,
     weights: Tensor,
     sizes: Tensor,
+    order: Tensor,
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -82,7 +85,8 @@ def feature_attention(
     """Attention [B, R, D] and its denominator [B, R]; values of keys come in column order."""
     pattern = (row_ptr, columns, column_ptr, rows)
     source = _source(*pattern, query, query_sizes, key, key_sizes, weights, sizes)
-    return tiles.forward(_layout(*pattern, num_keys), source, q, k, v, is_key, softmax, normalize)
+    layout = _layout(*pattern, num_keys, order if len(weights) else None)
+    return tiles.forward(layout, source, q, k, v, is_key, softmax, normalize)
 
 
 def feature_attention_backward(
@@ -97,6 +101,7 @@ def feature_attention_backward(
     key_sizes: Tensor,
     weights: Tensor,
     sizes: Tensor,
+    order: Tensor,
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -110,8 +115,9 @@ def feature_attention_backward(
     """Gradients in the four sets of feature values, and in q, k and v."""
     pattern = (row_ptr, columns, column_ptr, rows)
     source = _source(*pattern, query, query_sizes, key, key_sizes, weights, sizes)
+    layout = _layout(*pattern, num_keys, order if len(weights) else None)
     grads, grad_q, grad_k, grad_v = tiles.backward(
-        _layout(*pattern, num_keys), source, q, k, v, is_key, softmax, normalize, grad, out, denominator
+        layout, source, q, k, v, is_key, softmax, normalize, grad, out, denominator
     )
     if not grads:
         grads = [torch.zeros_like(x) for x in (query, query_sizes, key, key_sizes)]

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from topomask.ops import segments, tiles
-from topomask.ops.backend import Kernel, arrays, row_blocks
+from topomask.ops.backend import MAX_PARTS, Kernel, arrays, row_blocks
 from topomask.ops.locality import row_order
 from topomask.ops.pair_attention import MIN_ENTRIES_PER_ROW
 from topomask.ops.sparse_product import Pattern
@@ -30,7 +30,7 @@ _LOWEST = -1e30
 _layouts: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
 
-@njit(fastmath=True, error_model="numpy")
+@njit(fastmath={"reassoc", "contract", "arcp", "nsz"}, error_model="numpy")
 def _score_row(first, end, columns, q, k, absolute, scores):
     """Scores of the entries of a row, [entries]; of absolute features where asked for."""
     zero = q.dtype.type(0)
@@ -216,6 +216,8 @@ def _layout(pattern: Pattern, q: Tensor, absolute: bool) -> tuple[Layout, Tensor
 def estimate_tiles(query: Pattern, key: Pattern | None) -> tuple[int, int]:
     """Keys that tiles take with all lanes, and pairs that they take alone, from a sample of tiles."""
     num_rows, num_keys = query.shape[0], query.shape[1] if key is None else key.shape[0]
+    if not num_rows:
+        return 0, 0
     order = row_order(query.row_ptr, query.columns, query.shape[1])
     order = torch.arange(num_rows, device="cpu") if order is None else order.long()
     num_tiles = -(-num_rows // LANES)
@@ -293,7 +295,7 @@ def pair_attention_backward(
             layout, source, q, k, v, is_key, softmax, normalize, grad, out, denominator
         )
         return grad_values, grad_magnitudes, grad_q, grad_k, grad_v
-    starts, own = row_blocks(pattern.row_ptr), len(magnitudes) > 0
+    starts, own = row_blocks(pattern.row_ptr, MAX_PARTS), len(magnitudes) > 0
     grads = [torch.zeros_like(x, memory_format=torch.contiguous_format) for x in (values, magnitudes, q)]
     parts = [q.new_zeros(len(starts) - 1, *x.shape) for x in (k, v)]
     _backward_kernel(

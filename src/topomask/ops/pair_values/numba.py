@@ -12,7 +12,7 @@ from numba import prange
 from torch import Tensor
 
 from topomask.ops import segments
-from topomask.ops.backend import Kernel, arrays, row_blocks
+from topomask.ops.backend import MAX_PARTS, Kernel, arrays, row_blocks
 
 
 def _count(query_row_ptr, query_columns, key_column_ptr, key_rows, num_keys, starts, counts):
@@ -116,7 +116,7 @@ def pair_pattern(
     inputs = (
         *arrays(query_row_ptr, query_columns, key_column_ptr, key_rows),
         num_keys,
-        row_blocks(query_row_ptr),
+        row_blocks(query_row_ptr, MAX_PARTS),
     )
     counts = torch.zeros(len(query_row_ptr) - 1, dtype=torch.int64, device="cpu")
     _count_kernel(*inputs, counts.numpy())
@@ -143,7 +143,7 @@ def pair_values(
         *arrays(row_ptr, columns, query_row_ptr, query_columns, key_column_ptr, key_rows),
         num_keys,
         *arrays(query_values, key_values),
-        row_blocks(query_row_ptr),
+        row_blocks(query_row_ptr, MAX_PARTS),
         out.numpy(),
     )
     return out
@@ -162,7 +162,7 @@ def pair_values_backward(
     key_values: Tensor,
 ) -> tuple[Tensor, Tensor]:
     """Derivatives in the values of queries and of keys (in column order)."""
-    starts = row_blocks(query_row_ptr)
+    starts = row_blocks(query_row_ptr, MAX_PARTS)
     grad_query = torch.empty_like(query_values, memory_format=torch.contiguous_format)
     parts_key = key_values.new_zeros(len(starts) - 1, len(key_values))
     _backward_kernel(

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from topomask.ops.backend import arrays
+from topomask.ops.backend import MAX_PARTS, arrays, row_blocks
 from topomask.ops.tiles.kernels import backward_kernel, forward_kernel
 from topomask.ops.tiles.layout import Layout
 from topomask.ops.tiles.vectors import LANES
@@ -78,7 +78,7 @@ def pack_features(layout: Layout, source: Source, num_keys: int) -> tuple[Tensor
     """Weights and sizes of all tiles, [starts[-1] * 16]; sizes are empty where they are the weights."""
     count = int(layout.starts[-1]) * LANES
     weights, sizes = _FLOATS.new_zeros(count), _FLOATS.new_zeros(count if source.own else 0)
-    blocks = _blocks(layout.starts)
+    blocks = row_blocks(layout.starts)
     scratch = np.empty((len(blocks) - 1, layout.most_inner * LANES), np.float32)
     maps = _maps(layout, source, num_keys, len(blocks) - 1)
     pack_kernel(_tables(layout), _nested(source.features), source.own, blocks, scratch, maps, *arrays(weights, sizes))
@@ -102,7 +102,7 @@ def forward(
 ) -> tuple[Tensor, Tensor]:
     """Attention [B, R, D] and its denominator [B, R]."""
     out, denominator = q.new_empty(*q.shape[:2], v.shape[2]), q.new_empty(q.shape[:2])
-    blocks = _blocks(layout.starts)
+    blocks = row_blocks(layout.starts)
     scratch, bits = _room(layout, len(blocks) - 1, 3, 1, q.shape[2], v.shape[2])
     forward_kernel(
         source.kind,
@@ -139,7 +139,7 @@ def backward(
     The first are those of (values, sizes) for entries, of (query values, query sizes, key values, key sizes) for
     features, and none for packed weights.
     """
-    blocks = _blocks(layout.starts)
+    blocks = row_blocks(layout.starts, MAX_PARTS)
     count = len(blocks) - 1
     scratch, bits = _room(layout, count, 6, 2, q.shape[2], q.shape[2], v.shape[2])
     grad_q = torch.empty_like(q, memory_format=torch.contiguous_format)
@@ -174,11 +174,3 @@ def _sum_parts(parts: Tensor) -> Tensor:
     for part in parts[1:]:
         total += part
     return total
-
-
-def _blocks(starts: Tensor) -> np.ndarray:
-    """Tiles where blocks with about equally many keys begin: one per thread."""
-    ptr = starts.numpy()
-    count = max(1, min(torch.get_num_threads(), len(ptr) - 1))
-    inner = np.minimum(np.searchsorted(ptr, np.linspace(0, ptr[-1], count + 1)[1:-1]), len(ptr) - 1)
-    return np.concatenate([[0], inner, [len(ptr) - 1]]).astype(np.int64)

@@ -27,7 +27,7 @@ def _copy_rows(tile, order, x, padded, out):
             out[r * padded + a] = x[i, a]
 
 
-@njit(error_model="numpy", fastmath=True)
+@njit(error_model="numpy", fastmath={"reassoc", "contract", "arcp", "nsz"})
 def _exponentials(x, bits, count):
     """Powers of e, in place; ``bits`` is room for as many integers."""
     for k in range(count):
@@ -44,7 +44,8 @@ def _exponentials(x, bits, count):
         power = power * rest + np.float32(5.0000001201e-1)
         power = power * rest * rest + rest + np.float32(1.0)
         bits[k] = (whole + np.int32(127)) << np.int32(23)
-        x[k] = power if x[k] >= np.float32(-87.0) else np.float32(0.0)
+        # What is not a number stays so: it differs from itself.
+        x[k] = np.float32(0.0) if x[k] < np.float32(-87.0) else power + (x[k] - x[k])
     powers_of_two = bits.view(np.float32)
     for k in range(count):
         x[k] *= powers_of_two[k]
