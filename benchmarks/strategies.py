@@ -7,8 +7,6 @@ the least and over 2 s, or when dense weights would not fit. The answers of all 
 
 from __future__ import annotations
 
-import argparse
-import os
 import statistics
 import time
 from collections.abc import Iterator
@@ -162,9 +160,4 @@ def _report(cases: list[Case], quick: bool) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", help="folder of data sets; default: $TOPOMASK_DATA")
-    options = parser.parse_args()
-    if options.data:
-        os.environ["TOPOMASK_DATA"] = options.data
     main()

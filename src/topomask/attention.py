@@ -20,9 +20,6 @@ from topomask.planning import Plan, Strategy, plan_attention
 FeatureMap = str | Callable[[Tensor], Tensor]
 Normalizer = Literal["absolute", "signed", "none"]
 
-# Largest exponent of a score above the row's weighted maximum, as in `topomask/ops/pair_attention/reference.py`.
-_MAX_EXPONENT = 60.0
-
 # Features between its inverse and this can be multiplied and added up in float32 without a scale.
 _NEAR_ONE = 2.0**24
 
@@ -395,7 +392,7 @@ def _softmax_dense(inputs: _Inputs, normalizer: str, dropout_p: float) -> Tensor
     unit = torch.where(largest > 0, 1.0 / largest, 1.0)
     values, magnitudes = (values * unit).to(scores.dtype), (magnitudes * unit).to(scores.dtype)
     shift = (scores.detach() + magnitudes.detach().log()).amax(dim=-1, keepdim=True)
-    powers = (scores - _finite(shift)).clamp(max=_MAX_EXPONENT).exp()
+    powers = (scores - _finite(shift)).clamp(max=pairs.MAX_EXPONENT).exp()
     numerator = _drop(powers * values, dropout_p) @ inputs.v
     weights = magnitudes if normalizer == "absolute" else values
     return _divide(numerator, (powers * weights).sum(dim=-1, keepdim=True))

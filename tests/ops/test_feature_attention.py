@@ -43,6 +43,10 @@ def arguments(name: str, own: bool, dtype: torch.dtype = torch.float32, num_head
     return patterns, FeatureValues(*values, *sizes), (q, k, torch.randn(2, rows, depth, dtype=dtype))
 
 
+def split(inputs):
+    return reference.Features(*inputs[:9]), numba.Packed(*inputs[9:])
+
+
 @pytest.mark.parametrize("name", GRAPHS)
 @pytest.mark.parametrize("own", [True, False])
 @pytest.mark.parametrize("softmax", [True, False])
@@ -56,20 +60,22 @@ def test_agrees_with_the_reference(name, own, softmax, normalize, min_lanes, mon
     inputs = _inputs(*patterns, features)
     is_key = torch.rand(*k.shape[:2]) > 0.3 if softmax else torch.empty(0, 0, dtype=torch.bool)
     flags = (softmax, normalize)
-    found = numba.feature_attention(*inputs, q, k, v, is_key, *flags)
+    found = numba.feature_attention(*split(inputs), q, k, v, is_key, *flags)
     fine = [x.double() if isinstance(x, torch.Tensor) and x.is_floating_point() else x for x in (*inputs[:9], q, k, v)]
-    expected = reference.feature_attention(*fine, is_key, *flags)
+    expected = reference.feature_attention(reference.Features(*fine[:9]), *fine[9:], is_key, *flags)
     torch.testing.assert_close(found[0].double(), expected[0], rtol=1e-4, atol=1e-4)
     grad = torch.randn_like(found[0])
-    grads = numba.feature_attention_backward(*inputs, q, k, v, is_key, *flags, grad, *found)
-    wanted = reference.feature_attention_backward(*fine, is_key, *flags, grad.double())
+    grads = numba.feature_attention_backward(*split(inputs), q, k, v, is_key, *flags, grad, *found)
+    wanted = reference.feature_attention_backward(
+        reference.Features(*fine[:9]), *fine[9:], is_key, *flags, grad.double()
+    )
     for a, b in zip(grads, wanted, strict=True):
         scale = max(1.0, float(b.abs().max())) if b.numel() else 1.0
         torch.testing.assert_close(a.double(), b, rtol=2e-4, atol=2e-4 * scale)
     packed = _inputs(*patterns, PackedWeights(*patterns, features))
-    kept = numba.feature_attention(*packed, q, k, v, is_key, *flags)
+    kept = numba.feature_attention(*split(packed), q, k, v, is_key, *flags)
     torch.testing.assert_close(kept[0], found[0], rtol=1e-5, atol=1e-5)
-    given = numba.feature_attention_backward(*packed, q, k, v, is_key, *flags, grad, *kept)
+    given = numba.feature_attention_backward(*split(packed), q, k, v, is_key, *flags, grad, *kept)
     for a, b in zip(given[4:], grads[4:], strict=True):
         torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4)
 

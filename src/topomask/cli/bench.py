@@ -28,7 +28,11 @@ def run(options: argparse.Namespace) -> None:
             "where topomask is installed. Change into a checkout, or install one with: pip install --editable ."
         )
     sys.path.insert(0, str(root))
+    if options.list and (options.names or options.quick):
+        raise SystemExit("--list lists all benchmarks and runs none. Leave out names and --quick.")
     if options.data is not None:
+        if not options.data.is_dir():
+            raise SystemExit(f"--data must be a folder of data sets, but {options.data} is none.")
         os.environ["TOPOMASK_DATA"] = str(options.data.resolve())
     registry = importlib.import_module("benchmarks.__main__")
     if options.list:

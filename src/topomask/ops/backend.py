@@ -17,6 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+# Sums may be reordered, but numbers that are not finite stay so.
+FAST_MATH = frozenset({"reassoc", "contract", "arcp", "nsz"})
+
 # Only one parallel kernel may run at a time: Numba's default thread pool is shared and not re-entrant.
 _pool = threading.Lock()
 _forked = False
@@ -110,7 +113,7 @@ class Kernel:
 
         options: dict[str, Any] = {
             "parallel": parallel,
-            "fastmath": {"reassoc", "contract", "arcp", "nsz"} if self.fastmath else False,
+            "fastmath": set(FAST_MATH) if self.fastmath else False,
             "nogil": True,
             "error_model": "numpy",
         }

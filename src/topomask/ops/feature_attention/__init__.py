@@ -9,6 +9,7 @@ from torch import Tensor
 
 from topomask.ops.backend import compiled, in_float32
 from topomask.ops.feature_attention import reference
+from topomask.ops.feature_attention.reference import Features
 from topomask.ops.sparse_product import Pattern
 
 _PATTERN = 5
@@ -41,12 +42,12 @@ def _feature_attention(
     softmax: bool,
     normalize: bool,
 ) -> tuple[Tensor, Tensor]:
-    features = (row_ptr, columns, column_ptr, rows, num_keys, query, query_sizes, key, key_sizes)
+    features = Features(row_ptr, columns, column_ptr, rows, num_keys, query, query_sizes, key, key_sizes)
     if not len(weights) and not fits(query, q, k, v):
-        return reference.feature_attention(*features, q, k, v, is_key, softmax, normalize)
+        return reference.feature_attention(features, q, k, v, is_key, softmax, normalize)
     from topomask.ops.feature_attention import numba
 
-    return numba.feature_attention(*features, weights, sizes, order, q, k, v, is_key, softmax, normalize)
+    return numba.feature_attention(features, numba.Packed(weights, sizes, order), q, k, v, is_key, softmax, normalize)
 
 
 @_feature_attention.register_fake
@@ -79,15 +80,13 @@ def _feature_attention_backward(
     softmax: bool,
     normalize: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    features = (row_ptr, columns, column_ptr, rows, num_keys, query, query_sizes, key, key_sizes)
+    features = Features(row_ptr, columns, column_ptr, rows, num_keys, query, query_sizes, key, key_sizes)
     if not len(weights) and not fits(grad, query, q, k, v):
-        return reference.feature_attention_backward(*features, q, k, v, is_key, softmax, normalize, grad)
+        return reference.feature_attention_backward(features, q, k, v, is_key, softmax, normalize, grad)
     from topomask.ops.feature_attention import numba
 
-    outputs = (grad, out, denominator)
-    return numba.feature_attention_backward(
-        *features, weights, sizes, order, q, k, v, is_key, softmax, normalize, *outputs
-    )
+    packed, outputs = numba.Packed(weights, sizes, order), (grad, out, denominator)
+    return numba.feature_attention_backward(features, packed, q, k, v, is_key, softmax, normalize, *outputs)
 
 
 @_feature_attention_backward.register_fake
@@ -133,7 +132,7 @@ class PackedWeights:
     def __init__(self, query: Pattern, key: Pattern, values: FeatureValues) -> None:
         from topomask.ops.feature_attention import numba
 
-        self.weights, self.sizes, self.order = numba.pack(*_inputs(query, key, values)[:9])
+        self.weights, self.sizes, self.order = numba.pack(Features(*_inputs(query, key, values)[:9]))
 
 
 def _inputs(query: Pattern, key: Pattern, features: FeatureValues | PackedWeights) -> tuple[Any, ...]:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from topomask.ops import tiles
+from topomask.ops.feature_attention.reference import Features
 from topomask.ops.locality import row_order
 from topomask.ops.tiles.layout import Layout, make_layout
 
@@ -28,53 +31,34 @@ def _layout(
     return by_rows[rows]
 
 
-def _source(
-    row_ptr: Tensor,
-    columns: Tensor,
-    column_ptr: Tensor,
-    rows: Tensor,
-    query: Tensor,
-    query_sizes: Tensor,
-    key: Tensor,
-    key_sizes: Tensor,
-    weights: Tensor,
-    sizes: Tensor,
-) -> tiles.Source:
-    if len(weights):
-        return tiles.from_packed(weights, sizes)
-    return tiles.from_features(row_ptr, columns, query, query_sizes, column_ptr, rows, key, key_sizes)
+class Packed(NamedTuple):
+    """Weights and sizes of all tiles, and the order of rows that they belong to; empty where nothing was packed."""
+
+    weights: Tensor
+    sizes: Tensor
+    order: Tensor
 
 
-def pack(
-    row_ptr: Tensor,
-    columns: Tensor,
-    column_ptr: Tensor,
-    rows: Tensor,
-    num_keys: int,
-    query: Tensor,
-    query_sizes: Tensor,
-    key: Tensor,
-    key_sizes: Tensor,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Weights and sizes of all tiles, and the order of rows that they belong to."""
-    layout = _layout(row_ptr, columns, column_ptr, rows, num_keys)
+def _prepare(features: Features, packed: Packed) -> tuple[Layout, tiles.Source]:
+    """The tiles, and where their weights come from."""
+    row_ptr, columns, column_ptr, rows, num_keys, query, query_sizes, key, key_sizes = features
+    pattern = (row_ptr, columns, column_ptr, rows)
+    if len(packed.weights):
+        return _layout(*pattern, num_keys, packed.order), tiles.from_packed(packed.weights, packed.sizes)
     source = tiles.from_features(row_ptr, columns, query, query_sizes, column_ptr, rows, key, key_sizes)
-    return *tiles.pack_features(layout, source, num_keys), layout.order[: layout.num_rows]
+    return _layout(*pattern, num_keys), source
+
+
+def pack(features: Features) -> Packed:
+    """What the features make, for features that do not change."""
+    nothing = features.query.new_empty(0)
+    layout, source = _prepare(features, Packed(nothing, nothing, nothing))
+    return Packed(*tiles.pack_features(layout, source, features.num_keys), layout.order[: layout.num_rows])
 
 
 def feature_attention(
-    row_ptr: Tensor,
-    columns: Tensor,
-    column_ptr: Tensor,
-    rows: Tensor,
-    num_keys: int,
-    query: Tensor,
-    query_sizes: Tensor,
-    key: Tensor,
-    key_sizes: Tensor,
-    weights: Tensor,
-    sizes: Tensor,
-    order: Tensor,
+    features: Features,
+    packed: Packed,
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -83,25 +67,12 @@ def feature_attention(
     normalize: bool,
 ) -> tuple[Tensor, Tensor]:
     """Attention [B, R, D] and its denominator [B, R]; values of keys come in column order."""
-    pattern = (row_ptr, columns, column_ptr, rows)
-    source = _source(*pattern, query, query_sizes, key, key_sizes, weights, sizes)
-    layout = _layout(*pattern, num_keys, order if len(weights) else None)
-    return tiles.forward(layout, source, q, k, v, is_key, softmax, normalize)
+    return tiles.forward(*_prepare(features, packed), q, k, v, is_key, softmax, normalize)
 
 
 def feature_attention_backward(
-    row_ptr: Tensor,
-    columns: Tensor,
-    column_ptr: Tensor,
-    rows: Tensor,
-    num_keys: int,
-    query: Tensor,
-    query_sizes: Tensor,
-    key: Tensor,
-    key_sizes: Tensor,
-    weights: Tensor,
-    sizes: Tensor,
-    order: Tensor,
+    features: Features,
+    packed: Packed,
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -113,12 +84,9 @@ def feature_attention_backward(
     denominator: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients in the four sets of feature values, and in q, k and v."""
-    pattern = (row_ptr, columns, column_ptr, rows)
-    source = _source(*pattern, query, query_sizes, key, key_sizes, weights, sizes)
-    layout = _layout(*pattern, num_keys, order if len(weights) else None)
     grads, grad_q, grad_k, grad_v = tiles.backward(
-        layout, source, q, k, v, is_key, softmax, normalize, grad, out, denominator
+        *_prepare(features, packed), q, k, v, is_key, softmax, normalize, grad, out, denominator
     )
     if not grads:
-        grads = [torch.zeros_like(x) for x in (query, query_sizes, key, key_sizes)]
+        grads = [torch.zeros_like(x) for x in features[5:]]
     return grads[0], grads[1], grads[2], grads[3], grad_q, grad_k, grad_v

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -10,34 +12,33 @@ from topomask.ops.pair_values import reference as pair_values
 from topomask.ops.sparse_product import Pattern, make_pattern
 
 
-def _entries(
-    row_ptr: Tensor,
-    columns: Tensor,
-    column_ptr: Tensor,
-    rows: Tensor,
-    num_keys: int,
-    query: Tensor,
-    query_sizes: Tensor,
-    key: Tensor,
-    key_sizes: Tensor,
-) -> tuple[Pattern, Tensor, Tensor]:
-    features = (row_ptr, columns, column_ptr, rows)
-    pairs = make_pattern(*pair_values.pair_pattern(*features, num_keys), num_keys)
-    place = (pairs.row_ptr, pairs.columns, *features, num_keys)
-    values = pair_values.pair_values(*place, query, key)
-    return pairs, values, pair_values.pair_values(*place, query_sizes, key_sizes) if len(query_sizes) else query_sizes
+class Features(NamedTuple):
+    """Features of queries [R, C], and those of keys [N, C] by column, with their values.
+
+    Sizes are what the normaliser takes; they are empty where they are the values.
+    """
+
+    row_ptr: Tensor
+    columns: Tensor
+    column_ptr: Tensor
+    rows: Tensor
+    num_keys: int
+    query: Tensor
+    query_sizes: Tensor
+    key: Tensor
+    key_sizes: Tensor
+
+
+def _entries(features: Features) -> tuple[Pattern, Tensor, Tensor]:
+    pattern, num_keys = features[:4], features.num_keys
+    pairs = make_pattern(*pair_values.pair_pattern(*pattern, num_keys), num_keys)
+    place = (pairs.row_ptr, pairs.columns, *pattern, num_keys)
+    values, sizes = pair_values.pair_values(*place, features.query, features.key), features.query_sizes
+    return pairs, values, pair_values.pair_values(*place, sizes, features.key_sizes) if len(sizes) else sizes
 
 
 def feature_attention(
-    row_ptr: Tensor,
-    columns: Tensor,
-    column_ptr: Tensor,
-    rows: Tensor,
-    num_keys: int,
-    query: Tensor,
-    query_sizes: Tensor,
-    key: Tensor,
-    key_sizes: Tensor,
+    features: Features,
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -46,20 +47,11 @@ def feature_attention(
     normalize: bool,
 ) -> tuple[Tensor, Tensor]:
     """Attention [B, R, D] and its denominator [B, R]; values of keys come in column order."""
-    entries = _entries(row_ptr, columns, column_ptr, rows, num_keys, query, query_sizes, key, key_sizes)
-    return pair_attention.pair_attention(*entries, q, k, v, is_key, softmax, False, normalize)
+    return pair_attention.pair_attention(*_entries(features), q, k, v, is_key, softmax, False, normalize)
 
 
 def feature_attention_backward(
-    row_ptr: Tensor,
-    columns: Tensor,
-    column_ptr: Tensor,
-    rows: Tensor,
-    num_keys: int,
-    query: Tensor,
-    query_sizes: Tensor,
-    key: Tensor,
-    key_sizes: Tensor,
+    features: Features,
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -69,13 +61,13 @@ def feature_attention_backward(
     grad: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients in the four sets of feature values, and in q, k and v."""
-    features = (row_ptr, columns, column_ptr, rows)
-    pairs, values, sizes = _entries(*features, num_keys, query, query_sizes, key, key_sizes)
+    pairs, values, sizes = _entries(features)
     grad_values, grad_sizes, *others = pair_attention.pair_attention_backward(
         grad, pairs, values, sizes, q, k, v, is_key, softmax, False, normalize
     )
-    place = (pairs.row_ptr, pairs.columns, *features, num_keys)
-    grad_query, grad_key = pair_values.pair_values_backward(grad_values, *place, query, key)
+    place = (pairs.row_ptr, pairs.columns, *features[:4], features.num_keys)
+    _, query_sizes, _, key_sizes = features[5:]
+    grad_query, grad_key = pair_values.pair_values_backward(grad_values, *place, features.query, features.key)
     grad_query_sizes, grad_key_sizes = torch.zeros_like(query_sizes), torch.zeros_like(key_sizes)
     if len(query_sizes):
         grad_query_sizes, grad_key_sizes = pair_values.pair_values_backward(grad_sizes, *place, query_sizes, key_sizes)

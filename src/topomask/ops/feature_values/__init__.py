@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from topomask.ops.backend import compiled
+from topomask.ops.backend import compiled, in_float32
 from topomask.ops.feature_values import reference
 
 
@@ -61,6 +61,7 @@ def _backward_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
 
 
 _feature_values.register_autograd(_backward, setup_context=_save)
+in_float32(_feature_values)
 _feature_values_backward.register_autograd(_backward_backward, setup_context=_save_backward)
 
 

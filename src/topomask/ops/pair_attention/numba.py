@@ -14,23 +14,21 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from topomask.ops import segments, tiles
-from topomask.ops.backend import MAX_PARTS, Kernel, arrays, row_blocks
+from topomask.ops.backend import FAST_MATH, MAX_PARTS, Kernel, arrays, row_blocks
 from topomask.ops.locality import row_order
 from topomask.ops.pair_attention import MIN_ENTRIES_PER_ROW
+from topomask.ops.pair_attention.reference import LARGEST_EXPONENT, LOWEST, MAX_EXPONENT
 from topomask.ops.sparse_product import Pattern
 from topomask.ops.tiles import vectors
 from topomask.ops.tiles.layout import Layout, make_layout
 from topomask.ops.tiles.vectors import LANES
 
-_MAX_EXPONENT = 60.0
 _SAMPLED_TILES = 16
-# Stands for minus infinity, which kernels with fast mathematics must not meet.
-_LOWEST = -1e30
 
 _layouts: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
 
-@njit(fastmath={"reassoc", "contract", "arcp", "nsz"}, error_model="numpy")
+@njit(fastmath=set(FAST_MATH), error_model="numpy")
 def _score_row(first, end, columns, q, k, absolute, scores):
     """Scores of the entries of a row, [entries]; of absolute features where asked for."""
     zero = q.dtype.type(0)
@@ -68,17 +66,17 @@ def _score_row(first, end, columns, q, k, absolute, scores):
 @njit(error_model="numpy")
 def _to_powers(first, end, columns, sizes, is_key, scores):
     """exp(score - shift) in place, where the shift makes the largest power times size 1."""
-    top, largest = _LOWEST, 0.0
+    top, largest = LOWEST, 0.0
     for p in range(first, end):
         if is_key.shape[0] > 0 and not is_key[columns[p]]:
-            scores[p - first] = _LOWEST
+            scores[p - first] = LOWEST
         if sizes[p] != 0:
             top = max(top, scores[p - first] + np.log(abs(sizes[p])))
             largest = max(largest, abs(sizes[p]))
-    if top < 0.9 * _LOWEST:
+    if top < 0.9 * LOWEST:
         top = 0.0
     # The reference cuts exponents after it has brought the largest size to 1.
-    cap = min(_MAX_EXPONENT - np.log(largest), 85.0) if largest > 0 else 0.0
+    cap = min(MAX_EXPONENT - np.log(largest), LARGEST_EXPONENT) if largest > 0 else 0.0
     for p in range(first, end):
         scores[p - first] = np.exp(min(scores[p - first] - top, cap))
 

@@ -11,9 +11,11 @@ from torch import Tensor
 from topomask.ops import segments
 from topomask.ops.sparse_product import Pattern, sddmm, spmm
 
+# Exponents whose power is just finite in float32, and what stands for minus infinity where kernels may not meet it.
+LARGEST_EXPONENT, LOWEST = 85.0, -1e30
 # Largest exponent of a score above the row's weighted maximum: where an entry is 0 but may be learnt, its score still
 # counts in the gradient, and sums of such powers must stay finite in float32.
-_MAX_EXPONENT = 60.0
+MAX_EXPONENT = 60.0
 
 
 def attend(
@@ -67,7 +69,7 @@ def _terms(
     heights = scores.detach() + magnitudes.detach().abs().log()
     shift = heights.new_full((num_rows,), -torch.inf).scatter_reduce(0, row, heights, "amax")
     shift = torch.where(shift.isfinite(), shift, 0.0)
-    powers = (scores - shift[row]).clamp(max=_MAX_EXPONENT).exp()
+    powers = (scores - shift[row]).clamp(max=MAX_EXPONENT).exp()
     return _Terms(powers, powers, values, magnitudes, unit)
 
 

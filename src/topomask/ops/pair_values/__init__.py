@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from topomask.ops import segments
-from topomask.ops.backend import compiled
+from topomask.ops.backend import compiled, in_float32
 from topomask.ops.pair_values import reference
 from topomask.ops.sparse_product import Pattern, make_pattern
 
@@ -90,6 +90,7 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
 
 
 _pair_values.register_autograd(_backward, setup_context=_save)
+in_float32(_pair_values)
 
 
 def count_triples(query: Pattern, key: Pattern) -> int:

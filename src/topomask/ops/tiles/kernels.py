@@ -5,16 +5,13 @@ from __future__ import annotations
 import numpy as np
 from numba import njit, prange
 
-from topomask.ops.backend import Kernel
+from topomask.ops.backend import FAST_MATH, Kernel
+from topomask.ops.pair_attention.reference import LARGEST_EXPONENT, LOWEST, MAX_EXPONENT
 from topomask.ops.tiles import vectors
 from topomask.ops.tiles.vectors import KEYS, LANES
 from topomask.ops.tiles.weights import ENTRIES, FEATURES, PACKED, fill, spread_entries, spread_features
 
-# Beyond this the exponent of a score is cut: see `topomask/ops/pair_attention/reference.py`.
-_MAX_EXPONENT = 60.0
-_LARGEST_EXPONENT = 85.0
-# Stands for minus infinity, which kernels with fast mathematics must not meet.
-_LOWEST = np.float32(-1e30)
+_LOWEST = np.float32(LOWEST)
 
 
 @njit(error_model="numpy")
@@ -27,7 +24,7 @@ def _copy_rows(tile, order, x, padded, out):
             out[r * padded + a] = x[i, a]
 
 
-@njit(error_model="numpy", fastmath={"reassoc", "contract", "arcp", "nsz"})
+@njit(error_model="numpy", fastmath=set(FAST_MATH))
 def _exponentials(x, bits, count):
     """Powers of e, in place; ``bits`` is room for as many integers."""
     for k in range(count):
@@ -67,7 +64,7 @@ def _to_powers(count, scores, sizes, lanes, bits):
                 cap[r] = max(cap[r], abs(sizes[x]))
     for r in range(LANES):
         top[r] = top[r] if top[r] > np.float32(0.9) * _LOWEST else 0
-        cap[r] = min(_MAX_EXPONENT - np.log(cap[r]), _LARGEST_EXPONENT) if cap[r] > 0 else 0
+        cap[r] = min(MAX_EXPONENT - np.log(cap[r]), LARGEST_EXPONENT) if cap[r] > 0 else 0
     for c in range(count):
         for r in range(LANES):
             scores[c * LANES + r] = min(scores[c * LANES + r] - top[r], cap[r])

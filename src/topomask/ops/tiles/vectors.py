@@ -15,14 +15,15 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
+from topomask.ops.backend import FAST_MATH
+
 LANES = 16
 KEYS = 8
 
 _FLOAT, _INT8, _INT32, _INT64 = ir.FloatType(), ir.IntType(8), ir.IntType(32), ir.IntType(64)
 _VECTOR = ir.VectorType(_FLOAT, LANES)
 _ZERO = ir.Constant(_VECTOR, [0.0] * LANES)
-# Sums may be reordered, but numbers that are not finite stay so.
-_FAST = ("reassoc", "contract", "arcp", "nsz")
+_FAST = tuple(sorted(FAST_MATH))
 _CACHE_LINE = 64
 # Cache lines of a row that are fetched ahead; longer rows are left to the hardware.
 _LINES_AHEAD = 4
