@@ -305,10 +305,12 @@ def _attend_features(work: _Linear) -> Tensor:
         return mask.attend(phi_q, phi_k, v)
     ones = v.new_ones(*v.shape[:-1], 1)
     magnitude = mask.magnitude() if normalizer == "absolute" else mask
+    noise = magnitude.product_noise(phi_k.detach().abs())
+    nothing = 0.0 if noise is None else (phi_q.detach().abs() * noise).sum(dim=-1, keepdim=True)
     if magnitude is mask and (work.nonnegative or normalizer == "signed"):
         joined = mask.attend(phi_q, phi_k, torch.cat([v, ones], dim=-1))
-        return _divide(joined[..., :-1], joined[..., -1:])
-    return _divide(mask.attend(phi_q, phi_k, v), magnitude.attend(phi_q.abs(), phi_k.abs(), ones))
+        return _divide(joined[..., :-1], joined[..., -1:], nothing)
+    return _divide(mask.attend(phi_q, phi_k, v), magnitude.attend(phi_q.abs(), phi_k.abs(), ones), nothing)
 
 
 def _attend_dense(work: _Linear) -> Tensor:
@@ -402,9 +404,9 @@ def _drop(weights: Tensor, dropout_p: float) -> Tensor:
     return F.dropout(weights, dropout_p) if dropout_p > 0 else weights
 
 
-def _divide(numerator: Tensor, denominator: Tensor) -> Tensor:
-    """The quotient; 0 with zero gradient where the denominator is 0."""
-    nothing = denominator == 0
+def _divide(numerator: Tensor, denominator: Tensor, noise: Tensor | float = 0.0) -> Tensor:
+    """The quotient; 0 with zero gradient where the denominator is 0, or cannot be told from it."""
+    nothing = denominator.abs() <= noise
     return (numerator / denominator.masked_fill(nothing, 1.0)).masked_fill(nothing, 0.0)
 
 

@@ -162,11 +162,11 @@ def count_work(mask: Mask, num_features: int, value_dim: int, times: int, kernel
         # What does not fit in the caches is paged in again and again.
         "dense: large weight": times * entries if times * entries > _LARGE else 0,
         "dense: entry": formed,
-        "dense: formed": mask.product_cost * mask.num_keys if formed else 0,
+        "dense: formed": mask.dense_cost if formed else 0,
     }
     work = {
         "features": Work(2.0 * spread * (mask.product_cost + rows), features),
-        "dense": Work(2.0 * times * entries * width + 2.0 * mask.product_cost * mask.num_keys, dense),
+        "dense": Work(2.0 * times * entries * width + 2.0 * mask.dense_cost, dense),
     }
     bound, estimate = mask.num_pairs_bound, mask.num_pairs_estimate
     if bound is not None and estimate is not None:

@@ -77,3 +77,20 @@ def test_prefix_refuses_what_makes_no_sense():
         tm.PrefixMask(tm.DenseMask(torch.ones(2, 3)))
     with pytest.raises(ValueError, match="then select"):
         tm.PrefixMask(tm.DenseMask(torch.ones(3, 3)).select(torch.tensor([2, 1, 0]), None))
+
+
+def test_dense_weights_are_kept_until_something_changes():
+    """By any mask, and its magnitude; a change of parameters, precision or walks is seen through a prefix too."""
+    walks = tm.WalkMask(tm.cycle_graph(6), f=torch.tensor([1.0, -0.5]), max_length=1, seed=0)
+    for mask in (walks, tm.PrefixMask(walks)):
+        with torch.no_grad():
+            kept, size = mask.dense_weights(), mask.magnitude().dense_weights()
+            assert mask.dense_weights() is kept and mask.magnitude().dense_weights() is size
+            walks.modulation.weight.mul_(2.0)
+            torch.testing.assert_close(mask.dense_weights(), mask.to_dense())
+            walks.resample(walks.seed + 1)
+            torch.testing.assert_close(mask.dense_weights(), mask.to_dense())
+            walks.double()
+            assert mask.dense_weights().dtype == torch.float64
+            walks.float()
+        assert mask.dense_weights().requires_grad

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +25,7 @@ MAX_PAIRS_PER_QUERY = 8192
 _ELEMENTS_PER_CHUNK = 1 << 24
 
 _counter = itertools.count()
+_Kept = TypeVar("_Kept")
 
 
 def next_structure() -> str:
@@ -60,6 +61,11 @@ class Mask(nn.Module, ABC):
     num_keys: int
     num_graphs: int = 1
     _structure: str = "fixed"
+    _is_magnitude: bool = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._kept: dict[tuple[str, bool], tuple[str, list[Tensor], Any]] = {}
 
     @abstractmethod
     def matmul(self, x: Tensor) -> Tensor:
@@ -74,8 +80,10 @@ class Mask(nn.Module, ABC):
         """M as a dense tensor, [H, N_q, N_k], for small graphs and tests."""
 
     def dense_weights(self) -> Tensor:
-        """M as :meth:`to_dense` gives it, for reading only: a mask may keep it."""
-        return self.to_dense()
+        """M as :meth:`to_dense` gives it, for reading only: kept where it is small and its parameters are at rest."""
+        if self.num_heads * self.num_queries * self.num_keys > MAX_KEPT_ENTRIES:
+            return self.to_dense()
+        return self._keep("dense", self.to_dense)
 
     @abstractmethod
     def magnitude(self) -> Mask:
@@ -87,9 +95,21 @@ class Mask(nn.Module, ABC):
         """Multiply-adds of one product with one column, over all heads."""
 
     @property
+    def dense_cost(self) -> int:
+        """Multiply-adds to form the dense matrix, apart from writing it; by default, a product with every column."""
+        return self.product_cost * self.num_keys
+
+    @property
     def refresh_cost(self) -> int:
         """Multiply-adds to compute the entries before they are used; 0 where they are at hand."""
         return 0
+
+    def product_noise(self, x: Tensor) -> Tensor | None:  # noqa: ARG002
+        """A bound on the rounding error of every entry of a product with x [..., H, N_k, C], [..., H, 1, C].
+
+        Attention takes a normaliser below it for nothing. None where an entry that is 0 comes out as 0.
+        """
+        return None
 
     @property
     def tile_work(self) -> TileWork | None:
@@ -227,13 +247,52 @@ class Mask(nn.Module, ABC):
         """A mask with the same parameters and modules whose other attributes can be set apart."""
         view = type(self).__new__(type(self))
         view.__dict__.update(self.__dict__)
+        view._kept = {}
         for registry in ("_parameters", "_buffers", "_modules"):
             view.__dict__[registry] = dict(self.__dict__[registry])
         return view
 
+    def _magnitude_view(self) -> Self:
+        """A view marked as the magnitude of this mask. The two keep what they compute in one place."""
+        view = self._view()
+        view._is_magnitude, view._kept = True, self._kept
+        return view
+
+    def _state(self) -> list[Tensor]:
+        """All that the entries depend on apart from the graph."""
+        return [*self.parameters(), *self.buffers()]
+
+    def _is_frozen(self) -> bool:
+        """Whether results can be kept: no gradient is asked for, and values can be compared."""
+        if torch.compiler.is_compiling():
+            return False
+        learns = torch.is_grad_enabled()
+        return not any(x.is_meta or x.is_inference() or (learns and x.requires_grad) for x in self._state())
+
+    def _keep(self, name: str, make: Callable[[], _Kept]) -> _Kept:
+        """What ``make`` gives, computed again only when a parameter or the graph has changed, or a gradient is wanted."""
+        if not self._is_frozen():
+            return make()
+        state, key = [x.detach() for x in self._state()], (name, self._is_magnitude)
+        kept = self._kept.get(key)
+        if kept is None or kept[0] != self.structure or not _same(kept[1], state):
+            with torch.inference_mode(False), torch.no_grad():
+                kept = self._kept[key] = self.structure, [x.clone() for x in state], make()
+        return kept[2]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without what is kept: copies compute it again."""
+        return self.__dict__ | {"_kept": {}}
+
     def extra_repr(self) -> str:
         """Shown when the module is printed."""
         return f"num_heads={self.num_heads}, num_queries={self.num_queries}, num_keys={self.num_keys}"
+
+
+def _same(first: list[Tensor], second: list[Tensor]) -> bool:
+    return len(first) == len(second) and all(
+        a.dtype == b.dtype and a.device == b.device and torch.equal(a, b) for a, b in zip(first, second, strict=True)
+    )
 
 
 def sparse_multiply(pattern: Pattern, values: Tensor, x: Tensor, num_heads: int, transpose: bool = False) -> Tensor:

@@ -49,6 +49,10 @@ class DenseMask(Mask):
         matrix = self.matrix.to(torch.promote_types(self.matrix.dtype, torch.float32))
         return matrix if matrix.ndim == 3 else matrix[None]
 
+    def dense_weights(self) -> Tensor:
+        """M itself, which is at hand."""
+        return self.to_dense()
+
     def magnitude(self) -> DenseMask:
         """The absolute entries."""
         view = self._view()
@@ -61,6 +65,11 @@ class DenseMask(Mask):
     def product_cost(self) -> int:
         """Every entry of the matrix."""
         return self.num_heads * self.num_queries * self.num_keys
+
+    @property
+    def dense_cost(self) -> int:
+        """Nothing: the matrix is given."""
+        return 0
 
 
 def _product(matrix: Tensor, x: Tensor) -> Tensor:

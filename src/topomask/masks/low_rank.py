@@ -41,7 +41,6 @@ class LowRankMask(Mask):
                 self.register_buffer(name, factor)
         self.num_heads = 1 if u.ndim == 2 else len(u)
         self.num_queries, self.num_keys = u.shape[-2], v.shape[-2]
-        self._is_magnitude = False
 
     def _factors(self) -> tuple[Tensor, Tensor]:
         dtype = torch.promote_types(self.u.dtype, torch.float32)
@@ -65,16 +64,12 @@ class LowRankMask(Mask):
 
     def magnitude(self) -> LowRankMask:
         r"""The product of the absolute factors, :math:`|U| |V|^\top`."""
-        if self._is_magnitude:
-            return self
-        view = self._view()
-        view._is_magnitude = True
-        return view
+        return self if self._is_magnitude else self._magnitude_view()
 
     @property
     def refresh_cost(self) -> int:
         """That of a product: a dense matrix is formed by products."""
-        return self.product_cost
+        return 0 if self._is_frozen() else self.product_cost
 
     @property
     def product_cost(self) -> int:

@@ -9,12 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from topomask.graph import Graph, Normalization
-from topomask.masks.base import Mask, sparse_multiply
+from topomask.masks.base import sparse_multiply
+from topomask.masks.graph_mask import GraphMask
 from topomask.ops import segments
 from topomask.ops.sparse_product import make_pattern
 
 
-class PowerSeriesMask(Mask):
+class PowerSeriesMask(GraphMask):
     r"""An exact power series of the adjacency matrix, by repeated sparse products.
 
     .. math:: M = \sum_{k=0}^{K} \alpha_k W^k
@@ -68,10 +69,8 @@ class PowerSeriesMask(Mask):
         else:
             self.register_buffer("edge_weights", edge_weights)
         self._normalization = normalization
-        self._is_magnitude = False
         self._bind(graph)
-        if not self.coefficients.is_meta:
-            self._move(self.coefficients.device)
+        self._follow(self.coefficients)
 
     def _bind(self, graph: Graph) -> None:
         adjacency, tensors = graph.adjacency(self._normalization), graph.tensors
@@ -80,24 +79,16 @@ class PowerSeriesMask(Mask):
                 f"`edge_weights` must have shape [{len(tensors.columns)}], one per entry of graph.to_edge_index(), "
                 f"but has shape {tuple(self.edge_weights.shape)}."
             )
-        self.graph = graph
-        self.num_queries = self.num_keys = graph.num_nodes
-        self.num_graphs = graph.num_graphs
-        self._groups = torch.tensor(graph.graph_index, device="cpu") if graph.num_graphs > 1 else None
+        super()._bind(graph)
         with torch.device("cpu"):
             self._pattern = make_pattern(tensors.row_ptr, tensors.columns, graph.num_nodes)
         self._adjacency = torch.from_numpy(adjacency.data)
 
     def on(self, graph: Graph, features: Any = None) -> Self:
         """The same coefficients on another graph."""
-        if features is not None:
-            raise ValueError("`features` are walks, but PowerSeriesMask is exact and takes none. Leave them out.")
         if self.edge_weights is not None:
             raise ValueError("This mask has `edge_weights` of its own graph. Build a new one for another graph.")
-        view = self._view()
-        view._bind(graph)
-        view._move(self._adjacency.device)
-        return view
+        return super().on(graph, features)
 
     def adjacency_values(self) -> Tensor:
         """The entries of W, [nnz], differentiable in the edge weights."""
@@ -151,11 +142,11 @@ class PowerSeriesMask(Mask):
 
     def magnitude(self) -> PowerSeriesMask:
         """The series of absolute entries of W with absolute coefficients."""
-        if self._is_magnitude:
-            return self
-        view = self._view()
-        view._is_magnitude = True
-        return view
+        return self if self._is_magnitude else self._magnitude_view()
+
+    def _state(self) -> list[Tensor]:
+        """Coefficients and edge weights, which may be tensors with a gradient of their own."""
+        return [self.coefficients] + ([] if self.edge_weights is None else [self.edge_weights])
 
     @property
     def product_cost(self) -> int:
@@ -165,21 +156,10 @@ class PowerSeriesMask(Mask):
     @property
     def refresh_cost(self) -> int:
         """That of a product: a dense matrix is formed by products."""
-        return self.product_cost
+        return 0 if self._is_frozen() else self.product_cost
 
-    @property
-    def key_groups(self) -> Tensor | None:
-        """Which graph every key belongs to."""
-        return self._groups
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        super()._apply(fn, recurse)
-        device = fn(torch.empty(0, device=self._adjacency.device)).device
-        if device.type != "meta":
-            self._move(device)
-        return self
-
-    def _move(self, device: torch.device) -> None:
+    def _move(self, device: torch.device, dtype: torch.dtype) -> None:
+        super()._move(device, dtype)
         self._pattern = self._pattern.to(device)
+        # Kept in double precision: a product takes it in its own.
         self._adjacency = self._adjacency.to(device)
-        self._groups = None if self._groups is None else self._groups.to(device)

@@ -112,6 +112,10 @@ class PrefixMask(Mask):
         """M'^T x."""
         return self._multiply(x, self.mask.rmatmul(x[..., self.num_prefix * self.num_graphs :, :]))
 
+    def product_noise(self, x: Tensor) -> Tensor | None:
+        """That of the mask: sums over the prefix are exact."""
+        return self.mask.product_noise(x[..., self.num_prefix * self.num_graphs :, :])
+
     def to_dense(self) -> Tensor:
         """M', [H, N, N]."""
         nodes = self.mask.to_dense()
@@ -131,7 +135,7 @@ class PrefixMask(Mask):
         inner = self.mask.magnitude()
         if inner is self.mask:
             return self
-        view = self._view()
+        view = self._magnitude_view()
         view._modules["mask"] = inner
         return view
 
@@ -192,10 +196,19 @@ class PrefixMask(Mask):
         """That of the mask; never 0, since entries are put together anew."""
         return max(1, self.mask.refresh_cost)
 
+    def _state(self) -> list[Tensor]:
+        """What the mask depends on."""
+        return self.mask._state()
+
     @property
     def tile_work(self) -> TileWork | None:
         """About that of the mask."""
         return self.mask.tile_work
+
+    @property
+    def dense_cost(self) -> int:
+        """That of the mask."""
+        return self.mask.dense_cost
 
     @property
     def product_cost(self) -> int:

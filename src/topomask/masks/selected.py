@@ -45,6 +45,14 @@ class SelectedMask(Mask):
         """Put queries on their nodes, multiply, and read the keys' nodes."""
         return _gather(self.mask.rmatmul(_scatter(x, self._query_nodes, self.mask.num_queries)), self._key_nodes)
 
+    def product_noise(self, x: Tensor) -> Tensor | None:
+        """That of the whole mask."""
+        return self.mask.product_noise(_scatter(x, self._key_nodes, self.mask.num_keys))
+
+    def dense_weights(self) -> Tensor:
+        """The submatrix; a selection is made for one call, so nothing is kept."""
+        return self.to_dense()
+
     def to_dense(self) -> Tensor:
         """The submatrix, [H, N_q, N_k], by products with unit vectors on its smaller side."""
         few_queries = self.num_queries <= self.num_keys

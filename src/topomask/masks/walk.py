@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import asdict, fields
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
 from topomask import theory
 from topomask.graph import Graph, Normalization
-from topomask.masks.base import MAX_KEPT_ENTRIES, Entries, Mask, next_structure, sparse_multiply
+from topomask.masks.base import Entries, Mask, next_structure, sparse_multiply
 from topomask.masks.bound_walks import BoundWalks, Features, WalkRecipe, check_features
+from topomask.masks.graph_mask import GraphMask
 from topomask.masks.selected import SelectedMask
 from topomask.modulation import Modulation
 from topomask.ops.feature_attention import FeatureValues, PackedWeights, feature_attention, fits
@@ -22,10 +23,8 @@ from topomask.ops.pair_values import pair_values
 from topomask.ops.sparse_product import Pattern
 from topomask.walks import SAMPLER_VERSION, Coupling, WalkFeatures
 
-_Kept = TypeVar("_Kept")
 
-
-class WalkMask(Mask):
+class WalkMask(GraphMask):
     r"""A learnable power series of the adjacency matrix, estimated by graph random features in O(N).
 
     .. math:: \hat M = \Phi_q \Phi_k^\top, \qquad \Phi = \sum_l f_l\,\mathrm{load}_{\cdot\cdot l}, \qquad
@@ -60,9 +59,7 @@ class WalkMask(Mask):
         Reid et al. (2025), Alg. 1 and Alg. 2.
     """
 
-    graph: Graph
     _walks: BoundWalks
-    _groups: Tensor | None
 
     def __init__(
         self,
@@ -92,8 +89,6 @@ class WalkMask(Mask):
         self._settings = WalkRecipe(
             num_walks, max_length, float(halt_prob), coupling, num_heads, normalization, symmetric, shared_walks, seed
         )
-        self._is_magnitude = False
-        self._kept: dict[str, tuple[Tensor, Any]] = {}
         self._bind(graph, features)
         self.modulation = Modulation(num_heads, max_length, f, positive, name="f")
         weight = self.modulation.weight
@@ -162,12 +157,9 @@ class WalkMask(Mask):
         query, key = features if isinstance(features, tuple) else (features, features)
         for part in (query, key):
             check_features(part, graph, settings, normalization)
-        self.graph = graph
-        self.num_queries = self.num_keys = graph.num_nodes
-        self.num_graphs = graph.num_graphs
-        self._groups = torch.tensor(graph.graph_index, device="cpu") if graph.num_graphs > 1 else None
+        super()._bind(graph)
         self._walks = BoundWalks(query, key if settings.symmetric else None, graph)
-        self._structure, self._kept = next_structure(), {}
+        self._probe = torch.empty(0, dtype=query.loads.dtype, device=query.loads.device)
 
     def f(self) -> Tensor:
         """The modulation, [H, L + 1]."""
@@ -184,11 +176,7 @@ class WalkMask(Mask):
 
     def magnitude(self) -> WalkMask:
         """The same walks with absolute f and absolute loads."""
-        if self._is_positive():
-            return self
-        view = self._view()
-        view._is_magnitude, view._kept = True, {}
-        return view
+        return self if self._is_positive() else self._magnitude_view()
 
     def _values(self, absolute: bool) -> tuple[Tensor, Tensor | None]:
         f = self.f().abs() if absolute else self.f()
@@ -220,12 +208,6 @@ class WalkMask(Mask):
             return x
         return sparse_multiply(self._walks.key.pattern, key, x, self.num_heads)
 
-    def dense_weights(self) -> Tensor:
-        """M_hat, [H, N, N]; kept where it is small, while f does not change and no gradient is asked for."""
-        if self.num_heads * self.num_queries * self.num_keys > MAX_KEPT_ENTRIES:
-            return self.to_dense()
-        return self._keep("dense", self.to_dense)
-
     def to_dense(self) -> Tensor:
         """M_hat, [H, N, N]."""
         query, key = self._values(self._is_magnitude)
@@ -241,26 +223,6 @@ class WalkMask(Mask):
     def entries(self) -> Entries:
         """The values of M_hat where walks meet; kept while f does not change and no gradient is asked for."""
         return self._keep("entries", self._entries)
-
-    def _keep(self, name: str, make: Callable[[], _Kept]) -> _Kept:
-        """What ``make`` gives, computed again only when f has changed or its gradient is asked for."""
-        if not self._is_frozen():
-            return make()
-        # The modulation is a handful of numbers, so it is compared itself.
-        weight, kept = self.modulation.weight.detach(), self._kept.get(name)
-        if kept is None or kept[0].dtype != weight.dtype or not torch.equal(kept[0], weight):
-            with torch.inference_mode(False), torch.no_grad():
-                kept = self._kept[name] = weight.clone(), make()
-        return kept[1]
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Without what is kept: copies compute it again."""
-        return self.__dict__ | {"_kept": {}}
-
-    def _is_frozen(self) -> bool:
-        weight = self.modulation.weight
-        learns = torch.is_grad_enabled() and weight.requires_grad
-        return not (torch.compiler.is_compiling() or weight.is_inference() or learns)
 
     def _entries(self) -> Entries:
         values = self._pair_values(self._is_magnitude)
@@ -333,11 +295,6 @@ class WalkMask(Mask):
         key = 0 if self._walks.key is None else self._walks.key.num_nonzeros
         return self._walks.query.num_nonzeros + key
 
-    @property
-    def key_groups(self) -> Tensor | None:
-        """Which graph every key belongs to."""
-        return self._groups
-
     def select(self, query_nodes: Tensor | None, key_nodes: Tensor | None) -> Mask:
         """Rows of the features of queries and of keys."""
         query, key = self._walks.query, self._walks.key
@@ -356,19 +313,10 @@ class WalkMask(Mask):
         view.num_queries = query.num_rows
         return view
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        super()._apply(fn, recurse)
-        # Walks are no buffers: they keep out of DistributedDataParallel's broadcast and never drop below float32.
-        loads = self._walks.loads
-        probe = fn(torch.empty(0, dtype=loads.dtype, device=loads.device))
-        if not probe.is_meta:
-            self._move(probe.device, probe.dtype)
-        return self
-
     def _move(self, device: torch.device, dtype: torch.dtype) -> None:
         self._walks = self._walks.to(device, dtype)
-        self._structure, self._kept = next_structure(), {}
-        self._groups = None if self._groups is None else self._groups.to(device)
+        # Walks never drop below float32, whatever the precision of the parameters.
+        super()._move(device, self._walks.loads.dtype)
 
     def _describe(self) -> dict[str, Any]:
         walks = self._walks
