@@ -270,7 +270,7 @@ class Mask(nn.Module, ABC):
         return not any(x.is_meta or x.is_inference() or (learns and x.requires_grad) for x in self._state())
 
     def _keep(self, name: str, make: Callable[[], _Kept]) -> _Kept:
-        """What ``make`` gives, computed again only when a parameter or the graph has changed, or a gradient is wanted."""
+        """What ``make`` gives, computed again only when parameters or graph have changed, or a gradient is wanted."""
         if not self._is_frozen():
             return make()
         state, key = [x.detach() for x in self._state()], (name, self._is_magnitude)
