@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
+import scipy.sparse as sp
 import torch
 
 import topomask as tm
@@ -148,6 +149,135 @@ def dense_rectangular() -> tm.Mask:
 def low_rank() -> tm.Mask:
     u, v = torch.randn(2, 2, 10, 3, dtype=torch.float64)
     return tm.LowRankMask(torch.nn.Parameter(u), torch.nn.Parameter(v))
+
+
+@enrol
+def learned_features() -> tm.Mask:
+    mask = tm.LearnedFeatureMask(9, num_features=3, num_heads=2).double()
+    torch.nn.init.normal_(mask.features)
+    return mask
+
+
+@enrol
+def learned_features_full() -> tm.Mask:
+    return tm.LearnedFeatureMask(7).double()
+
+
+def degree_mask(graph: tm.Graph, num_heads: int, max_degree: int) -> tm.DegreeMask:
+    return tm.DegreeMask(graph, num_heads, max_degree, z=random_f(num_heads, max_degree).sigmoid())
+
+
+@enrol
+def degree() -> tm.Mask:
+    return degree_mask(ragged_graph(), num_heads=2, max_degree=5)
+
+
+@enrol
+def degree_directed() -> tm.Mask:
+    return degree_mask(directed_graph(), num_heads=1, max_degree=1)
+
+
+@enrol
+def degree_batch() -> tm.Mask:
+    return degree_mask(ragged_batch(), num_heads=2, max_degree=3)
+
+
+@enrol
+def degree_single_node() -> tm.Mask:
+    return degree_mask(tm.path_graph(1), num_heads=1, max_degree=0)
+
+
+@enrol
+def degree_hub() -> tm.Mask:
+    return degree_mask(star_graph(62), num_heads=3, max_degree=8)
+
+
+def shortest_path_mask(graph: tm.Graph, num_heads: int, max_distance: int, **options) -> tm.ShortestPathMask:
+    return tm.ShortestPathMask(graph, num_heads, max_distance, initial=random_f(num_heads, max_distance), **options)
+
+
+@enrol
+def shortest_path() -> tm.Mask:
+    return shortest_path_mask(ragged_graph(), num_heads=2, max_distance=3)
+
+
+@enrol
+def shortest_path_unreachable() -> tm.Mask:
+    return shortest_path_mask(ragged_graph(), num_heads=2, max_distance=2, unreachable=-0.3)
+
+
+@enrol
+def shortest_path_bias() -> tm.Mask:
+    return shortest_path_mask(directed_graph(), num_heads=2, max_distance=3, bias=True)
+
+
+@enrol
+def shortest_path_lengths() -> tm.Mask:
+    initial = random_f(1, 3)
+    return tm.ShortestPathMask(directed_graph(), boundaries=[0.0, 1.0, 2.5], initial=initial, unreachable=0.7)
+
+
+@enrol
+def shortest_path_single_node() -> tm.Mask:
+    return shortest_path_mask(tm.path_graph(1), num_heads=1, max_distance=0)
+
+
+@enrol
+def shortest_path_batch() -> tm.Mask:
+    return shortest_path_mask(ragged_batch(), num_heads=2, max_distance=3)
+
+
+@enrol
+def shortest_path_batch_bias() -> tm.Mask:
+    return shortest_path_mask(ragged_batch(), num_heads=1, max_distance=3, bias=True, unreachable=-1.0)
+
+
+@enrol
+def neighbor() -> tm.Mask:
+    return tm.NeighborMask(ragged_graph()).double()
+
+
+@enrol
+def neighbor_directed() -> tm.Mask:
+    return tm.NeighborMask(directed_graph()).double()
+
+
+@enrol
+def neighbor_signed() -> tm.Mask:
+    return tm.NeighborMask(signed_graph(), weighted=True).double()
+
+
+@enrol
+def neighbor_without_self_loops() -> tm.Mask:
+    return tm.NeighborMask(ragged_graph(), weighted=True, self_loops=False).double()
+
+
+@enrol
+def neighbor_batch() -> tm.Mask:
+    return tm.NeighborMask(ragged_batch()).double()
+
+
+@enrol
+def neighbor_dense() -> tm.Mask:
+    """Enough neighbours for tiles."""
+    return tm.NeighborMask(tm.Graph.from_scipy(sp.csr_array(np.ones((63, 63))))).double()
+
+
+@enrol
+def prefix_neighbor() -> tm.Mask:
+    return tm.PrefixMask(tm.NeighborMask(ragged_batch())).double()
+
+
+@enrol
+def selected_neighbor() -> tm.Mask:
+    mask = tm.NeighborMask(signed_graph(), weighted=True).double()
+    return mask.select(torch.tensor([3, 0, 4, 3]), torch.tensor([1, 2, 4, 0, 0]))
+
+
+@enrol
+def selected_shortest_path() -> tm.Mask:
+    mask = shortest_path_mask(ragged_batch(), num_heads=2, max_distance=3)
+    return mask.select(torch.tensor([3, 0, 4, 3]), torch.tensor([1, 2, 4, 0, 0, 20]))
 
 
 @enrol

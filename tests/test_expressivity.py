@@ -57,14 +57,12 @@ def masks(graph: nx.Graph) -> dict[str, tm.Mask]:
     alpha = 0.7 ** torch.arange(9, dtype=torch.float64)
     f = alpha[:5]
     size = graph.number_of_nodes()
-    lengths = dict(nx.all_pairs_shortest_path_length(graph))
-    distance = torch.tensor([[lengths[i].get(j, 20) for j in range(size)] for i in range(size)], dtype=torch.float64)
     return {
         "none": tm.DenseMask(torch.ones(size, size, dtype=torch.float64)),
         "power series": tm.PowerSeriesMask(built, alpha),
         "walks": tm.WalkMask(built, 2000, 4, f=f, seed=0).double(),
         "zeroed diagonal": tm.DenseMask(tm.PowerSeriesMask(built, alpha).to_dense()[0].detach().fill_diagonal_(0.0)),
-        "shortest path": tm.DenseMask(0.5**distance),
+        "shortest path": tm.ShortestPathMask(built).double(),
     }
 
 

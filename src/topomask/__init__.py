@@ -11,7 +11,19 @@ if TYPE_CHECKING:
     from topomask.attention import masked_attention, masked_softmax_attention
     from topomask.builders import cycle_graph, grid_graph, hypercube_graph, knn_graph, path_graph
     from topomask.graph import Graph
-    from topomask.masks import DenseMask, LowRankMask, Mask, PowerSeriesMask, PrefixMask, SelectedMask, WalkMask
+    from topomask.masks import (
+        DegreeMask,
+        DenseMask,
+        LearnedFeatureMask,
+        LowRankMask,
+        Mask,
+        NeighborMask,
+        PowerSeriesMask,
+        PrefixMask,
+        SelectedMask,
+        ShortestPathMask,
+        WalkMask,
+    )
     from topomask.planning import Plan, plan_attention
     from topomask.series import convolve, deconvolve
     from topomask.walks import WalkFeatures, random_walks, sample_features
@@ -19,14 +31,18 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "DegreeMask",
     "DenseMask",
     "Graph",
+    "LearnedFeatureMask",
     "LowRankMask",
     "Mask",
+    "NeighborMask",
     "Plan",
     "PowerSeriesMask",
     "PrefixMask",
     "SelectedMask",
+    "ShortestPathMask",
     "WalkFeatures",
     "WalkMask",
     "convolve",
@@ -52,7 +68,19 @@ _HOMES = {
     "attention": ("masked_attention", "masked_softmax_attention"),
     "builders": ("cycle_graph", "grid_graph", "hypercube_graph", "knn_graph", "path_graph"),
     "graph": ("Graph",),
-    "masks": ("DenseMask", "LowRankMask", "Mask", "PowerSeriesMask", "PrefixMask", "SelectedMask", "WalkMask"),
+    "masks": (
+        "DegreeMask",
+        "DenseMask",
+        "LearnedFeatureMask",
+        "LowRankMask",
+        "Mask",
+        "NeighborMask",
+        "PowerSeriesMask",
+        "PrefixMask",
+        "SelectedMask",
+        "ShortestPathMask",
+        "WalkMask",
+    ),
     "planning": ("Plan", "plan_attention"),
     "series": ("convolve", "deconvolve"),
     "walks": ("WalkFeatures", "random_walks", "sample_features"),

@@ -15,6 +15,18 @@ Array = npt.NDArray[Any]
 _MAX_NODES = 1 << 32
 
 
+def check_integer(name: str, value: int, low: int, high: int | None = None) -> None:
+    """A ValueError unless this is an integer within bounds."""
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, (int, np.integer))
+        or value < low
+        or (high is not None and value > high)
+    ):
+        upper = "" if high is None else f" and at most {high}"
+        raise ValueError(f"`{name}` must be an integer of at least {low}{upper}, but is {value!r}.")
+
+
 def check_nodes(nodes: Any, num_nodes: int, name: str) -> Tensor:
     """Node numbers as an int64 CPU tensor, or a ValueError that names the wrong one."""
     try:

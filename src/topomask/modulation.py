@@ -2,8 +2,26 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
+
+
+def table_per_head(name: str, initial: Any, num_heads: int, size: int, size_text: str, what: str) -> Tensor:
+    """Values to start from, one per head and ``what``, [H, size]; given as [size] or [H, size], and finite."""
+    initial = torch.as_tensor(initial).detach()
+    if not initial.is_floating_point():
+        initial = initial.to(torch.get_default_dtype())
+    if initial.shape not in ((size,), (num_heads, size)):
+        raise ValueError(
+            f"`{name}` must have shape [{size_text}] or [num_heads={num_heads}, {size}], but has shape "
+            f"{tuple(initial.shape)}. Pass one number per {what}."
+        )
+    # On the meta device there are shapes but no values.
+    if not initial.is_meta and not bool(initial.isfinite().all()):
+        raise ValueError(f"`{name}` must be finite, but is {initial.tolist()}.")
+    return initial.expand(num_heads, -1).clone()
 
 
 class Modulation(nn.Module):
@@ -34,21 +52,11 @@ class Modulation(nn.Module):
         super().__init__()
         if initial is None:
             initial = 0.5 ** torch.arange(max_length + 1)
-        initial = torch.as_tensor(initial).detach()
-        if not initial.is_floating_point():
-            initial = initial.to(torch.get_default_dtype())
-        if initial.shape not in ((max_length + 1,), (num_heads, max_length + 1)):
-            raise ValueError(
-                f"`{name}` must have shape [max_length + 1={max_length + 1}] or [num_heads={num_heads}, "
-                f"{max_length + 1}], but has shape {tuple(initial.shape)}. Pass one number per walk length from 0 on."
-            )
-        # On the meta device there are shapes but no values.
-        if not initial.is_meta and not bool(initial.isfinite().all()):
-            raise ValueError(f"`{name}` must be finite, but is {initial.tolist()}.")
-        if positive and not initial.is_meta and not bool((initial > 0).all()):
-            raise ValueError(f"`{name}` must be positive, but is {initial.tolist()}. Pass positive=False for a free f.")
+        size = f"max_length + 1={max_length + 1}"
+        start = table_per_head(name, initial, num_heads, max_length + 1, size, "walk length from 0 on")
+        if positive and not start.is_meta and not bool((start > 0).all()):
+            raise ValueError(f"`{name}` must be positive, but is {start.tolist()}. Pass positive=False for a free f.")
         self.positive = positive
-        start = initial.expand(num_heads, -1).clone()
         self.weight = nn.Parameter(start.log() if positive else start)
 
     @property

@@ -153,6 +153,10 @@ def count_work(mask: Mask, num_features: int, value_dim: int, times: int, kernel
         "features: element": spread * rows,
         "features: refresh": min(refresh, mask.product_cost),
     }
+    if mask.rank is not None:
+        # Features of queries and keys are multiplied by values as matrices, and never spread over them.
+        joined = 2 * mask.rank * rows * spread
+        features = {"features: call": 1.0, "dense: multiply-add": joined, "features: refresh": refresh}
     formed = entries if mask.refresh_cost or entries > MAX_KEPT_ENTRIES else 0
     dense = {
         "dense: call": 1.0,

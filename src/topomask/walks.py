@@ -9,12 +9,11 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal, Self, get_args
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from topomask.graph import Graph, Normalization
-from topomask.graph_input import check_nodes
+from topomask.graph_input import check_integer, check_nodes
 from topomask.ops import segments
 from topomask.ops.feature_values import feature_values
 from topomask.ops.sample_walks import WalkSettings, join_loads, sample_walks
@@ -297,9 +296,9 @@ def sample_features(
     References:
         Reid et al. (2025), Eq. 10; the telescoped loads are ours.
     """
-    _check_integer("num_walks", num_walks, 1)
-    _check_integer("max_length", max_length, 0, torch.iinfo(torch.int16).max)
-    _check_integer("num_heads", num_heads, 1)
+    check_integer("num_walks", num_walks, 1)
+    check_integer("max_length", max_length, 0, torch.iinfo(torch.int16).max)
+    check_integer("num_heads", num_heads, 1)
     _check_draws(halt_prob, coupling, seed, ensemble)
     if dtype not in (torch.float32, torch.float64):
         raise ValueError(f"`dtype` must be torch.float32 or torch.float64, but is {dtype}.")
@@ -365,9 +364,9 @@ def random_walks(
                 [ 1,  2, -1, -1],
                 [ 2, -1, -1, -1]])
     """
-    _check_integer("num_walks", num_walks, 1)
-    _check_integer("length", length, 0)
-    _check_integer("head", head, 0, 2**63 - 1)
+    check_integer("num_walks", num_walks, 1)
+    check_integer("length", length, 0)
+    check_integer("head", head, 0, 2**63 - 1)
     _check_draws(halt_prob, coupling, seed, ensemble)
     nodes = _start_nodes(graph, start_nodes)
     settings = WalkSettings(
@@ -390,19 +389,8 @@ def _start_nodes(graph: Graph, start_nodes: Any) -> Tensor:
     return check_nodes(start_nodes, graph.num_nodes, "start_nodes")
 
 
-def _check_integer(name: str, value: int, low: int, high: int | None = None) -> None:
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, (int, np.integer))
-        or value < low
-        or (high is not None and value > high)
-    ):
-        upper = "" if high is None else f" and at most {high}"
-        raise ValueError(f"`{name}` must be an integer of at least {low}{upper}, but is {value!r}.")
-
-
 def _check_draws(halt_prob: float, coupling: str, seed: int, ensemble: str) -> None:
-    _check_integer("seed", seed, 0, 2**63 - 1)
+    check_integer("seed", seed, 0, 2**63 - 1)
     if not 0 <= halt_prob < 1 or math.isnan(halt_prob):
         raise ValueError(f"`halt_prob` must lie in [0, 1), but is {halt_prob!r}. Pass 0 for walks of fixed length.")
     if coupling not in get_args(Coupling):

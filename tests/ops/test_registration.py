@@ -42,8 +42,17 @@ COMPILED = [
     "power_series",
     "dense",
     "low_rank",
+    "degree",
+    "degree_batch",
+    "learned_features",
+    "neighbor",
+    "neighbor_signed",
+    "shortest_path",
+    "shortest_path_bias",
+    "shortest_path_batch",
     "prefix_walk",
     "prefix_batch",
+    "prefix_neighbor",
 ]
 
 

@@ -1,20 +1,28 @@
 """Masks: linear operators on the tokens with a fast product."""
 
 from topomask.masks.base import Entries, Mask
+from topomask.masks.degree import DegreeMask
 from topomask.masks.dense import DenseMask
+from topomask.masks.learned_features import LearnedFeatureMask
 from topomask.masks.low_rank import LowRankMask
+from topomask.masks.neighbor import NeighborMask
 from topomask.masks.power_series import PowerSeriesMask
 from topomask.masks.prefix import PrefixMask
 from topomask.masks.selected import SelectedMask
+from topomask.masks.shortest_path import ShortestPathMask
 from topomask.masks.walk import WalkMask
 
 __all__ = [
+    "DegreeMask",
     "DenseMask",
     "Entries",
+    "LearnedFeatureMask",
     "LowRankMask",
     "Mask",
+    "NeighborMask",
     "PowerSeriesMask",
     "PrefixMask",
     "SelectedMask",
+    "ShortestPathMask",
     "WalkMask",
 ]

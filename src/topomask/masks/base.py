@@ -100,6 +100,11 @@ class Mask(nn.Module, ABC):
         return self.product_cost * self.num_keys
 
     @property
+    def rank(self) -> int | None:
+        """The rank r of a mask that attends as plain linear attention with r times the features; None for any other."""
+        return None
+
+    @property
     def refresh_cost(self) -> int:
         """Multiply-adds to compute the entries before they are used; 0 where they are at hand."""
         return 0
@@ -301,7 +306,9 @@ def sparse_multiply(pattern: Pattern, values: Tensor, x: Tensor, num_heads: int,
     moved = x.movedim(tuple(range(first, -1)), tuple(range(-1 - first)))  # heads and nodes, or nodes, come first
     rest = moved.shape[-1 - first :]
     dtype = torch.promote_types(x.dtype, values.dtype)
-    num_rows, num_columns = reversed(pattern.shape) if transpose else pattern.shape
+    # Not pattern.shape: the compiler knows no properties of a tuple that it holds for a constant.
+    pointers = (pattern.column_ptr, pattern.row_ptr) if transpose else (pattern.row_ptr, pattern.column_ptr)
+    num_rows, num_columns = (len(ptr) - 1 for ptr in pointers)
     flat = spmm(pattern, values.to(dtype), moved.reshape(num_columns, rest.numel()).to(dtype), transpose)
     heads = () if num_heads == 1 else (num_heads,)
     out = flat.reshape(*heads, num_rows // num_heads, *rest)

@@ -38,11 +38,11 @@ class DenseMask(Mask):
 
     def matmul(self, x: Tensor) -> Tensor:
         """M x."""
-        return _product(self.to_dense(), x)
+        return dense_product(self.to_dense(), x)
 
     def rmatmul(self, x: Tensor) -> Tensor:
         """M^T x."""
-        return _product(self.to_dense().mT, x)
+        return dense_product(self.to_dense().mT, x)
 
     def to_dense(self) -> Tensor:
         """M, [H, N_q, N_k]."""
@@ -72,7 +72,7 @@ class DenseMask(Mask):
         return 0
 
 
-def _product(matrix: Tensor, x: Tensor) -> Tensor:
+def dense_product(matrix: Tensor, x: Tensor) -> Tensor:
     """In at least float32, whatever the precision of x."""
     dtype = torch.promote_types(matrix.dtype, x.dtype)
     return (matrix.to(dtype) @ x.to(dtype)).to(x.dtype)

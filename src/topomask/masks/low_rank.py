@@ -49,12 +49,12 @@ class LowRankMask(Mask):
 
     def matmul(self, x: Tensor) -> Tensor:
         """U (V^T x)."""
-        return _product(*self._factors(), x)
+        return low_rank_product(*self._factors(), x)
 
     def rmatmul(self, x: Tensor) -> Tensor:
         """V (U^T x)."""
         u, v = self._factors()
-        return _product(v, u, x)
+        return low_rank_product(v, u, x)
 
     def to_dense(self) -> Tensor:
         """M, [H, N_q, N_k]."""
@@ -77,7 +77,7 @@ class LowRankMask(Mask):
         return self.num_heads * (self.num_queries + self.num_keys) * self.u.shape[-1]
 
 
-def _product(u: Tensor, v: Tensor, x: Tensor) -> Tensor:
+def low_rank_product(u: Tensor, v: Tensor, x: Tensor) -> Tensor:
     """U (V^T x), in at least float32, whatever the precision of x."""
     dtype = torch.promote_types(u.dtype, x.dtype)
     return (u.to(dtype) @ (v.to(dtype).mT @ x.to(dtype))).to(x.dtype)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from topomask.graph import Graph
 from topomask.masks.base import Entries, Mask
+from topomask.masks.graph_sums import spread_per_graph, sum_per_graph
 from topomask.masks.selected import SelectedMask
 from topomask.ops import segments
 from topomask.ops.pair_attention import TileWork
@@ -79,25 +80,15 @@ class PrefixMask(Mask):
         prefix = torch.arange(self.num_graphs, device=groups.device).repeat_interleave(self.num_prefix)
         return torch.cat([prefix, groups])
 
-    def _total(self, x: Tensor) -> Tensor:
-        """Sums over the tokens of every graph, [..., G, C]."""
-        groups = self.key_groups
-        if groups is None:
-            return x.sum(dim=-2, keepdim=True)
-        return x.new_zeros(*x.shape[:-2], self.num_graphs, x.shape[-1]).index_add(-2, groups, x)
-
-    def _spread(self, totals: Tensor, groups: Tensor | None, count: int) -> Tensor:
-        return totals.expand(*totals.shape[:-2], count, -1) if groups is None else totals[..., groups, :]
-
     def _multiply(self, x: Tensor, nodes: Tensor) -> Tensor:
         """Join the product of the nodes with what prefix tokens send and receive."""
         start = self.num_prefix * self.num_graphs
         groups = self.key_groups
         is_prefix = torch.arange(x.shape[-2], device=x.device)[:, None] < start
-        all_tokens, prefix = self._total(x), self._total(x * is_prefix)
-        to_prefix = self._spread(all_tokens, None if groups is None else groups[:start], start)
-        to_nodes = self._spread(prefix, self.mask.key_groups, self.mask.num_queries)
-        return torch.cat([to_prefix, nodes + to_nodes], dim=-2)
+        all_tokens, prefix = (sum_per_graph(part, groups, self.num_graphs) for part in (x, x * is_prefix))
+        to_prefix = spread_per_graph(all_tokens, None if groups is None else groups[:start], start)
+        to_nodes = spread_per_graph(prefix, self.mask.key_groups, self.mask.num_queries)
+        return torch.cat([to_prefix, nodes + to_nodes], dim=-2).to(x.dtype)
 
     def product(self) -> Callable[[Tensor], Tensor]:
         """Multiplication by M' with the product of the mask computed once."""

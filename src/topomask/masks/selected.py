@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from topomask.masks.base import Entries, Mask
+from topomask.masks.graph_mask import GraphMask
 from topomask.ops import segments
 from topomask.ops.sparse_product import Pattern, make_pattern
 
@@ -133,8 +134,9 @@ class SelectedMask(Mask):
 
 
 def _kind(mask: Mask) -> tuple[torch.dtype, torch.device]:
-    """Precision and device of a mask: those of its parameters and buffers, but float32 at least."""
-    for tensor in itertools.chain(mask.parameters(), mask.buffers()):
+    """Precision and device of a mask: those of its parameters, buffers or graph, but float32 at least."""
+    graphs = (module._probe for module in mask.modules() if isinstance(module, GraphMask))
+    for tensor in itertools.chain(mask.parameters(), mask.buffers(), graphs):
         if tensor.is_floating_point():
             return torch.promote_types(tensor.dtype, torch.float32), tensor.device
     return torch.get_default_dtype(), torch.device("cpu")
