@@ -60,6 +60,16 @@ def test_prefix_of_a_batch_stays_in_its_graph():
     assert (dense[:8][groups[:8, None] == groups] == 1).all()
 
 
+@pytest.mark.parametrize("copies", [1, 2])
+def test_prefix_adds_up_half_precision_in_float32(copies):
+    """A sum of ones in half precision stops at 2,048."""
+    mask = tm.PrefixMask(tm.NeighborMask(tm.Graph.batch([tm.cycle_graph(2999)] * copies)))
+    out = mask @ torch.ones(1, 3000 * copies, 1, dtype=torch.float16)
+    assert out.dtype == torch.float16
+    assert (out[0, :copies] == 3000).all()
+    assert (out[0, copies:] == 4).all()
+
+
 def test_prefix_on_another_graph_shares_parameters():
     mask = tm.PrefixMask(walk_mask(ragged_graph()))
     pattern = mask.pattern()

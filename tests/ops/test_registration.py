@@ -75,6 +75,20 @@ def test_fullgraph_compile_gives_the_same(name, attend):
             torch.testing.assert_close(compiled, eager, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.parametrize("name", COMPILED)
+def test_products_compile(name):
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    mask = MASKS[name]()
+    x = torch.randn(2, mask.num_heads, mask.num_keys, 3, dtype=torch.float64, requires_grad=True)
+    found = []
+    for run in (torch.compile(mask, fullgraph=True, backend="aot_eager"), lambda x: mask @ x):
+        out = run(x)
+        found.append([out, *torch.autograd.grad(out.square().sum(), [x, *mask.parameters()])])
+    for compiled, eager in zip(*found, strict=True):
+        torch.testing.assert_close(compiled, eager, rtol=1e-9, atol=1e-9)
+
+
 def test_compiled_masks_notice_new_walks():
     """Also where the new pattern happens to have as many entries as the old one."""
     inner = tm.WalkMask(tm.cycle_graph(8), 1, 1, seed=0, symmetric=False)

@@ -235,7 +235,8 @@ class Mask(nn.Module, ABC):
             out = out + checkpoint(part, phi_q[..., chunk], phi_k[..., chunk], v, use_reentrant=False)
         return out
 
-    def __matmul__(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:
+        """M x, as ``mask @ x``; inside ``torch.compile``, which does not know the operator, write ``mask(x)``."""
         if x.ndim < 3 or x.shape[-2] != self.num_keys or (self.num_heads > 1 and x.shape[-3] != self.num_heads):
             raise ValueError(
                 f"`x` must have shape [..., num_heads={self.num_heads}, num_keys={self.num_keys}, C], "
@@ -244,9 +245,8 @@ class Mask(nn.Module, ABC):
         with torch.autocast(x.device.type, enabled=False):
             return self.matmul(x)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """M x, as ``mask @ x``."""
-        return self @ x
+    def __matmul__(self, x: Tensor) -> Tensor:
+        return self(x)
 
     def _view(self) -> Self:
         """A mask with the same parameters and modules whose other attributes can be set apart."""

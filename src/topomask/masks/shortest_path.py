@@ -26,7 +26,7 @@ from topomask.ops.pair_attention import MIN_ENTRIES_PER_ROW, TileWork
 from topomask.ops.sparse_product import Pattern, make_pattern
 
 # Pairs of nodes of the same graph, which is one graph of 8,192 nodes: with 8 heads, their weights in float32 take 2 GB,
-# and about 10 s pass until their distances are known.
+# and it takes seconds to find their distances.
 MAX_NODE_PAIRS = 1 << 26
 
 DEFAULT_MAX_DISTANCE = 8
@@ -293,6 +293,7 @@ def _count_hops(graph: Graph) -> Array:
 def _distances(graph: Graph, lengths: Array) -> Iterator[Array]:
     """Distances from i to j for pairs of nodes of the same graph, row by row, some rows at a time."""
     starts = np.searchsorted(graph.graph_index, np.arange(graph.num_graphs))
+    starts = starts[starts < graph.num_nodes]
     # Graphs that begin in the same stretch of nodes go to SciPy together: a call for each would take longer.
     first = starts[np.unique(starts // _NODES_PER_CALL, return_index=True)[1]]
     for begin, end in zip(first, [*first[1:], graph.num_nodes], strict=True):
