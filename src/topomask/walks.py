@@ -16,7 +16,7 @@ from topomask.graph import Graph, Normalization
 from topomask.graph_input import check_integer, check_nodes
 from topomask.ops import segments
 from topomask.ops.feature_values import feature_values
-from topomask.ops.sample_walks import WalkSettings, join_loads, sample_walks
+from topomask.ops.sample_walks import WalkSettings, sample_walks
 from topomask.ops.sample_walks import random_walks as sample_bare_walks
 from topomask.ops.sparse_product import Pattern, make_pattern
 
@@ -315,7 +315,7 @@ def sample_features(
     # Walks are drawn on the CPU whatever the default device is; move them with `to`. They may be trained on later, also
     # when they are drawn in inference mode.
     with torch.device("cpu"), torch.inference_mode(False):
-        loads = join_loads([sample_walks(graph.tensors, nodes, settings, head, dtype) for head in range(num_heads)])
+        loads = sample_walks(graph.tensors, nodes, settings, range(num_heads), dtype)
         return WalkFeatures(
             row_ptr=loads.row_ptr,
             columns=loads.columns,

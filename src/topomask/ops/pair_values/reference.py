@@ -25,11 +25,6 @@ class _Block(NamedTuple):
     pair: Tensor  # [triples], row in the block times number of keys plus key
 
 
-def count_triples(query_columns: Tensor, key_column_ptr: Tensor) -> int:
-    """How many triples there are: the sum over c of the queries that see c times the keys that see c."""
-    return int(key_column_ptr.diff()[query_columns].sum())
-
-
 def _blocks(
     query_row_ptr: Tensor, query_columns: Tensor, key_column_ptr: Tensor, key_rows: Tensor, num_keys: int
 ) -> Iterator[_Block]:

@@ -1,7 +1,7 @@
 """Random walks, compiled: the same bits as the reference.
 
-Every thread samples a block of rows one by one and writes them one after the other; at the end all blocks are copied to
-where they belong. A record sums up the walkers of one row that are on one node after one number of steps. The latest
+Every thread samples a block of rows one by one and writes them one after the other; then all blocks are copied to where
+they belong. A record sums up the walkers of one row that are on one node after one number of steps. The latest
 record of every node is found by direct address, and every record knows which one of its node it is. Visited nodes are
 marked in a tree of bit sets, from which they are read in order. So records are neither searched nor sorted, and where
 weights telescope almost no branch depends on a draw. Where they do not (signed weights, no normalisation), every walker
@@ -12,6 +12,7 @@ Nodes and positions are unsigned: Numba would look at every signed index whether
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -30,7 +31,6 @@ from topomask.ops.sample_walks.reference import (
     GraphTensors,
     Loads,
     WalkSettings,
-    join_loads,
     length_dtype,
 )
 
@@ -516,34 +516,80 @@ _sample_kernel, _compress_kernel, _walk_kernel = Kernel(_sample_rows), Kernel(_c
 
 
 def sample_walks(
-    graph: GraphTensors, start_nodes: Tensor, settings: WalkSettings, head: int, dtype: torch.dtype
+    graph: GraphTensors, start_nodes: Tensor, settings: WalkSettings, heads: Sequence[int], dtype: torch.dtype
 ) -> Loads:
-    """Sample walks from ``start_nodes`` [R] on ``graph`` for one head."""
-    capacity = settings.num_walks * settings.max_length + 1
-    rows = max(1, _ENTRIES_PER_CHUNK // capacity)
-    chunks = start_nodes.split(rows) or (start_nodes,)
-    return join_loads([_sample_chunk(graph, chunk, settings, head, dtype) for chunk in chunks])
-
-
-def _sample_chunk(
-    graph: GraphTensors, start_nodes: Tensor, settings: WalkSettings, head: int, dtype: torch.dtype
-) -> Loads:
-    num_nodes, num_rows = len(graph.row_ptr) - 1, len(start_nodes)
-    capacity = settings.num_walks * settings.max_length + 1
-    block_ptr = _blocks(num_rows, num_nodes)
-    num_blocks = len(block_ptr) - 1
-    # Memory that is zero only when it is first read: a few rows of a large graph touch little of it.
-    tables = (
+    """Sample walks from ``start_nodes`` [R] on ``graph`` for some heads, one after the other."""
+    num_nodes, capacity = len(graph.row_ptr) - 1, settings.num_walks * settings.max_length + 1
+    most_rows = max(1, min(len(start_nodes), _ENTRIES_PER_CHUNK // capacity))
+    num_rows = len(heads) * len(start_nodes)
+    kinds = segments.index_type(num_nodes), length_dtype(settings.max_length), dtype
+    output = _Output(num_rows, num_rows * capacity, *(torch.empty(0, dtype=kind).numpy().dtype for kind in kinds))
+    num_blocks = len(_blocks(most_rows, num_nodes)) - 1
+    # Memory that is zero only when it is first read: a few rows of a large graph touch little of it. It is left empty.
+    tables: tuple[np.ndarray, ...] = (
         np.zeros((num_blocks, num_nodes), np.uint32),
         *(np.zeros((num_blocks, (num_nodes >> bits) + 1), np.uint64) for bits in (6, 12, 18)),
     )
+    columns, _, lengths, loads = (np.empty(most_rows * capacity, array.dtype) for array in output.arrays)
+    parts = columns, np.empty(most_rows * capacity, np.uint32), lengths, loads
+    for head in heads:
+        for chunk in start_nodes.split(most_rows):
+            _sample_chunk(graph, chunk, settings, head, tables, parts, output)
+    return output.loads()
+
+
+class _Output:
+    """Loads of some rows after the other.
+
+    The first chunk tells about how many there will be, so that chunks are copied once, to where they stay.
+    """
+
+    def __init__(self, num_rows: int, most_entries: int, column_type: Any, length_type: Any, load_type: Any) -> None:
+        pointer_type = np.int32 if most_entries < 2**31 else np.int64
+        self.row_ptr = np.zeros(num_rows + 1, np.int64)
+        # Columns, where the entries of every column begin, lengths and loads.
+        self.arrays = [np.empty(0, kind) for kind in (column_type, pointer_type, length_type, load_type)]
+        self.num_rows = self.num_pairs = self.num_entries = 0
+
+    def _sizes(self) -> tuple[int, ...]:
+        return self.num_pairs, self.num_pairs + 1, self.num_entries, self.num_entries
+
+    def reserve(self, num_rows: int, num_pairs: int, num_entries: int) -> None:
+        """Make room for so many more."""
+        filled = self.num_rows > 0
+        self.num_rows, self.num_pairs = self.num_rows + num_rows, self.num_pairs + num_pairs
+        self.num_entries += num_entries
+        left = (len(self.row_ptr) - 1) / max(1, self.num_rows)
+        for k, size in enumerate(self._sizes()):
+            if size > len(self.arrays[k]):
+                room = size if left <= 1.0 else int(1.05 * left * size)
+                if filled:
+                    self.arrays[k].resize(room, refcheck=False)
+                else:
+                    self.arrays[k] = np.empty(room, self.arrays[k].dtype)
+
+    def loads(self) -> Loads:
+        """All that was written; memory that was not needed is given back."""
+        for array, size in zip(self.arrays, self._sizes(), strict=True):
+            array.resize(size, refcheck=False)
+        self.arrays[1][-1] = self.num_entries
+        return Loads(*(torch.from_numpy(array) for array in (self.row_ptr, *self.arrays)))
+
+
+def _sample_chunk(
+    graph: GraphTensors,
+    start_nodes: Tensor,
+    settings: WalkSettings,
+    head: int,
+    tables: tuple[np.ndarray, ...],
+    parts: tuple[np.ndarray, ...],
+    output: _Output,
+) -> None:
+    num_nodes, num_rows = len(graph.row_ptr) - 1, len(start_nodes)
+    capacity = settings.num_walks * settings.max_length + 1
+    block_ptr = _blocks(num_rows, num_nodes)
     divisors = [settings.num_walks * (1.0 - settings.halt_prob) ** k for k in range(settings.max_length + 1)]
-    column_type, length_type, load_type = (
-        torch.empty(0, dtype=kind).numpy().dtype
-        for kind in (segments.index_type(num_nodes), length_dtype(settings.max_length), dtype)
-    )
-    parts = tuple(np.empty(num_rows * capacity, kind) for kind in (column_type, np.uint32, length_type, load_type))
-    row_ends, block_ends = np.empty(num_rows, np.int64), np.empty((num_blocks, 2), np.int64)
+    row_ends, block_ends = np.empty(num_rows, np.int64), np.empty((len(block_ptr) - 1, 2), np.int64)
     _sample_kernel(
         _unsigned(graph),
         np.zeros(0) if graph.signs is None else graph.signs.numpy(),
@@ -564,18 +610,12 @@ def _sample_chunk(
         block_ends,
         parts,
     )
-    pair_ptr, entry_ptr = (np.append(0, np.cumsum(ends - block_ptr[:-1] * capacity)) for ends in block_ends.T)
-    num_pairs, num_entries = int(pair_ptr[-1]), int(entry_ptr[-1])
-    row_ptr, starts = np.zeros(num_rows + 1, np.int64), np.empty(num_pairs + 1, np.int64)
-    starts[-1] = num_entries
-    out = (
-        np.empty(num_pairs, column_type),
-        starts,
-        np.empty(num_entries, length_type),
-        np.empty(num_entries, load_type),
-    )
-    _compress_kernel(block_ptr, capacity, pair_ptr, entry_ptr, row_ends, parts, row_ptr, out)
-    return Loads(*(torch.from_numpy(array) for array in (row_ptr, *out)))
+    first = output.num_rows, output.num_pairs, output.num_entries
+    sizes = block_ends - block_ptr[:-1, None] * capacity
+    output.reserve(num_rows, *sizes.sum(axis=0))
+    pair_ptr, entry_ptr = (np.cumsum(np.append(begin, size)) for begin, size in zip(first[1:], sizes.T, strict=True))
+    row_ptr = output.row_ptr[first[0] : output.num_rows + 1]
+    _compress_kernel(block_ptr, capacity, pair_ptr, entry_ptr, row_ends, parts, row_ptr, tuple(output.arrays))
 
 
 def random_walks(graph: GraphTensors, start_nodes: Tensor, settings: WalkSettings, head: int) -> Tensor:

@@ -52,12 +52,12 @@ class Loads(NamedTuple):
 
     row_ptr: Tensor  # [R + 1], where the columns of every row begin
     columns: Tensor  # [P], int32 where that holds all nodes, else int64
-    entry_ptr: Tensor  # [P + 1], where the lengths of every column begin
+    entry_ptr: Tensor  # [P + 1], where the lengths of every column begin; int32 where that surely holds all
     lengths: Tensor  # [T], uint8 where that holds all lengths, else int16
     loads: Tensor  # [T]
 
 
-def join_loads(parts: Sequence[Loads]) -> Loads:
+def _join(parts: Sequence[Loads]) -> Loads:
     """The rows of all parts, one after the other."""
     if len(parts) == 1:
         return parts[0]
@@ -90,13 +90,15 @@ class _Groups(NamedTuple):
 
 
 def sample_walks(
-    graph: GraphTensors, start_nodes: Tensor, settings: WalkSettings, head: int, dtype: torch.dtype
+    graph: GraphTensors, start_nodes: Tensor, settings: WalkSettings, heads: Sequence[int], dtype: torch.dtype
 ) -> Loads:
-    """Sample walks from ``start_nodes`` [R] on ``graph`` (the tensors of a graph) for one head."""
+    """Sample walks from ``start_nodes`` [R] on ``graph`` (the tensors of a graph) for some heads."""
     rows = max(1, _WALKERS_PER_CHUNK // settings.num_walks)
-    chunks = [_sample_chunk(graph, chunk, settings, head) for chunk in start_nodes.split(rows) or (start_nodes,)]
-    loads = join_loads(chunks)
-    return loads._replace(loads=loads.loads.to(dtype))
+    chunks = start_nodes.split(rows) or (start_nodes,)
+    loads = _join([_sample_chunk(graph, chunk, settings, head) for head in heads for chunk in chunks])
+    most_entries = len(heads) * len(start_nodes) * (settings.num_walks * settings.max_length + 1)
+    entry_ptr = loads.entry_ptr.to(segments.index_type(most_entries))
+    return loads._replace(entry_ptr=entry_ptr, loads=loads.loads.to(dtype))
 
 
 def _sample_chunk(graph: GraphTensors, start_nodes: Tensor, settings: WalkSettings, head: int) -> Loads:
