@@ -10,8 +10,19 @@ if TYPE_CHECKING:
     from topomask import feature_maps, nn, series, theory
     from topomask.attention import masked_attention, masked_softmax_attention
     from topomask.builders import cycle_graph, grid_graph, hypercube_graph, knn_graph, path_graph
+    from topomask.decay import ExponentialDecay
     from topomask.graph import Graph
-    from topomask.masks import DenseMask, LowRankMask, Mask, PowerSeriesMask, PrefixMask, SelectedMask, WalkMask
+    from topomask.masks import (
+        DenseMask,
+        HypercubeMask,
+        LowRankMask,
+        Mask,
+        PowerSeriesMask,
+        PrefixMask,
+        SelectedMask,
+        ToeplitzMask,
+        WalkMask,
+    )
     from topomask.planning import Plan, plan_attention
     from topomask.series import convolve, deconvolve
     from topomask.walks import WalkFeatures, random_walks, sample_features
@@ -20,13 +31,16 @@ __version__ = "0.1.0"
 
 __all__ = [
     "DenseMask",
+    "ExponentialDecay",
     "Graph",
+    "HypercubeMask",
     "LowRankMask",
     "Mask",
     "Plan",
     "PowerSeriesMask",
     "PrefixMask",
     "SelectedMask",
+    "ToeplitzMask",
     "WalkFeatures",
     "WalkMask",
     "convolve",
@@ -51,8 +65,19 @@ __all__ = [
 _HOMES = {
     "attention": ("masked_attention", "masked_softmax_attention"),
     "builders": ("cycle_graph", "grid_graph", "hypercube_graph", "knn_graph", "path_graph"),
+    "decay": ("ExponentialDecay",),
     "graph": ("Graph",),
-    "masks": ("DenseMask", "LowRankMask", "Mask", "PowerSeriesMask", "PrefixMask", "SelectedMask", "WalkMask"),
+    "masks": (
+        "DenseMask",
+        "HypercubeMask",
+        "LowRankMask",
+        "Mask",
+        "PowerSeriesMask",
+        "PrefixMask",
+        "SelectedMask",
+        "ToeplitzMask",
+        "WalkMask",
+    ),
     "planning": ("Plan", "plan_attention"),
     "series": ("convolve", "deconvolve"),
     "walks": ("WalkFeatures", "random_walks", "sample_features"),

@@ -2,19 +2,23 @@
 
 from topomask.masks.base import Entries, Mask
 from topomask.masks.dense import DenseMask
+from topomask.masks.hypercube import HypercubeMask
 from topomask.masks.low_rank import LowRankMask
 from topomask.masks.power_series import PowerSeriesMask
 from topomask.masks.prefix import PrefixMask
 from topomask.masks.selected import SelectedMask
+from topomask.masks.toeplitz import ToeplitzMask
 from topomask.masks.walk import WalkMask
 
 __all__ = [
     "DenseMask",
     "Entries",
+    "HypercubeMask",
     "LowRankMask",
     "Mask",
     "PowerSeriesMask",
     "PrefixMask",
     "SelectedMask",
+    "ToeplitzMask",
     "WalkMask",
 ]
