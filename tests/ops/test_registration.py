@@ -44,6 +44,10 @@ COMPILED = [
     "low_rank",
     "prefix_walk",
     "prefix_batch",
+    "toeplitz_grid",
+    "toeplitz_causal_positive",
+    "toeplitz_perceptron",
+    "hypercube",
 ]
 
 

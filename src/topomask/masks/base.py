@@ -240,8 +240,8 @@ class Mask(nn.Module, ABC):
             return self.matmul(x)
 
     def forward(self, x: Tensor) -> Tensor:
-        """M x, as ``mask @ x``."""
-        return self @ x
+        """M x, as ``mask @ x``, which torch.compile cannot read where the mask is a module."""
+        return self.__matmul__(x)
 
     def _view(self) -> Self:
         """A mask with the same parameters and modules whose other attributes can be set apart."""

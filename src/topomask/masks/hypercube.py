@@ -73,7 +73,8 @@ class HypercubeMask(Mask):
         change = -torch.expm1(-2.0 * rate) / 2.0
         pair = torch.stack([1.0 - change, change], dim=-1)
         pair = torch.stack([pair, pair.flip(-1)], dim=-2)  # [H, 2, 2]
-        one = torch.ones_like(rate)[:, None, None]
+        # A power, so that a cube of one node depends on its rate too, with slope 0.
+        one = rate[:, None, None] ** 0
         return [reduce(_kron, [pair] * levels, one) for levels in self._levels]
 
     def product(self) -> Callable[[Tensor], Tensor]:

@@ -86,6 +86,8 @@ class ToeplitzMask(Mask):
             )
         self.num_heads, self.distance, self.positive, self.causal = num_heads, distance, positive, causal
         self.num_queries = self.num_keys = math.prod(self.shape)
+        self._grid = toeplitz.compact(self.shape)
+        self._padded_size = math.prod(toeplitz.padded_shape(self._grid))
         # Shows on which device the tensors of the grid are; these are no parameters and are computed in any precision.
         self._probe = torch.empty(0, device="cpu")
         self._levels, self._index = _levels(self.shape, distance or "l2", causal)
@@ -151,16 +153,13 @@ class ToeplitzMask(Mask):
             )
         return values.mT.expand(self.num_heads, -1)
 
-    def _grid(self) -> list[int]:
-        return toeplitz.compact(self.shape)
-
     def _spectrum(self, dtype: torch.dtype) -> Tensor:
         """The spectrum of the entries, in the precision that a product with this one has."""
 
         def make() -> Tensor:
             values = self.offset_values()
-            compact = values.reshape(self.num_heads, *(2 * size - 1 for size in self._grid()))
-            return toeplitz.spectrum(compact.to(torch.promote_types(compact.dtype, dtype)), self._grid())
+            compact = values.reshape(self.num_heads, *(2 * size - 1 for size in self._grid))
+            return toeplitz.spectrum(compact.to(torch.promote_types(compact.dtype, dtype)), self._grid)
 
         return self._keep(f"spectrum for {dtype}", make)
 
@@ -176,7 +175,7 @@ class ToeplitzMask(Mask):
         return multiply
 
     def _multiply(self, spectrum: Tensor, x: Tensor, transpose: bool = False) -> Tensor:
-        return toeplitz.product(spectrum, x.to(spectrum.dtype), self._grid(), transpose).to(x.dtype)
+        return toeplitz.product(spectrum, x.to(spectrum.dtype), self._grid, transpose).to(x.dtype)
 
     def matmul(self, x: Tensor) -> Tensor:
         """M x, a correlation with b."""
@@ -190,7 +189,7 @@ class ToeplitzMask(Mask):
         """Attention some columns at a time, from features to sums without leaving the cache."""
         spectrum = self._spectrum(v.dtype)
         q, k, values = (x.to(spectrum.dtype) for x in (phi_q, phi_k, v))
-        return toeplitz.attend(spectrum, q, k, values, self._grid()).to(v.dtype)
+        return toeplitz.attend(spectrum, q, k, values, self._grid).to(v.dtype)
 
     def product_noise(self, x: Tensor) -> Tensor:
         r"""A bound on the rounding error of every entry of a product, [..., H, 1, C].
@@ -207,7 +206,7 @@ class ToeplitzMask(Mask):
         size = torch.linalg.vector_norm(values.flatten(1), dim=1)[:, None, None]
         norms = torch.linalg.vector_norm(x.detach().to(dtype), dim=-2, keepdim=True)
         # Accurate to the precision of the results, which half-precision inputs are cast to.
-        scale = _NOISE * torch.finfo(dtype).eps * (1.0 + math.log2(self._padded_size()))
+        scale = _NOISE * torch.finfo(dtype).eps * (1.0 + math.log2(self._padded_size))
         return scale * size.to(dtype) * norms
 
     def to_dense(self) -> Tensor:
@@ -224,13 +223,10 @@ class ToeplitzMask(Mask):
         """The absolute entries."""
         return self if self.positive or self._is_magnitude else self._magnitude_view()
 
-    def _padded_size(self) -> int:
-        return math.prod(toeplitz.padded_shape(self._grid()))
-
     @property
     def product_cost(self) -> int:
         """Transforms of the padded grid, P log2 P per head."""
-        size = self._padded_size()
+        size = self._padded_size
         return math.ceil(_COST * self.num_heads * size * math.log2(2 * size))
 
     @property
