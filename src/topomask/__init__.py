@@ -10,10 +10,12 @@ if TYPE_CHECKING:
     from topomask import feature_maps, nn, series, theory
     from topomask.attention import masked_attention, masked_softmax_attention
     from topomask.builders import cycle_graph, grid_graph, hypercube_graph, knn_graph, path_graph
+    from topomask.decay import ExponentialDecay
     from topomask.graph import Graph
     from topomask.masks import (
         DegreeMask,
         DenseMask,
+        HypercubeMask,
         LearnedFeatureMask,
         LowRankMask,
         Mask,
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
         PrefixMask,
         SelectedMask,
         ShortestPathMask,
+        ToeplitzMask,
         WalkMask,
     )
     from topomask.planning import Plan, plan_attention
@@ -33,7 +36,9 @@ __version__ = "0.1.0"
 __all__ = [
     "DegreeMask",
     "DenseMask",
+    "ExponentialDecay",
     "Graph",
+    "HypercubeMask",
     "LearnedFeatureMask",
     "LowRankMask",
     "Mask",
@@ -43,6 +48,7 @@ __all__ = [
     "PrefixMask",
     "SelectedMask",
     "ShortestPathMask",
+    "ToeplitzMask",
     "WalkFeatures",
     "WalkMask",
     "convolve",
@@ -67,10 +73,12 @@ __all__ = [
 _HOMES = {
     "attention": ("masked_attention", "masked_softmax_attention"),
     "builders": ("cycle_graph", "grid_graph", "hypercube_graph", "knn_graph", "path_graph"),
+    "decay": ("ExponentialDecay",),
     "graph": ("Graph",),
     "masks": (
         "DegreeMask",
         "DenseMask",
+        "HypercubeMask",
         "LearnedFeatureMask",
         "LowRankMask",
         "Mask",
@@ -79,6 +87,7 @@ _HOMES = {
         "PrefixMask",
         "SelectedMask",
         "ShortestPathMask",
+        "ToeplitzMask",
         "WalkMask",
     ),
     "planning": ("Plan", "plan_attention"),

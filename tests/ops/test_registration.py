@@ -53,6 +53,10 @@ COMPILED = [
     "prefix_walk",
     "prefix_batch",
     "prefix_neighbor",
+    "toeplitz_grid",
+    "toeplitz_causal_positive",
+    "toeplitz_perceptron",
+    "hypercube",
 ]
 
 

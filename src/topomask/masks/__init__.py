@@ -3,6 +3,7 @@
 from topomask.masks.base import Entries, Mask
 from topomask.masks.degree import DegreeMask
 from topomask.masks.dense import DenseMask
+from topomask.masks.hypercube import HypercubeMask
 from topomask.masks.learned_features import LearnedFeatureMask
 from topomask.masks.low_rank import LowRankMask
 from topomask.masks.neighbor import NeighborMask
@@ -10,12 +11,14 @@ from topomask.masks.power_series import PowerSeriesMask
 from topomask.masks.prefix import PrefixMask
 from topomask.masks.selected import SelectedMask
 from topomask.masks.shortest_path import ShortestPathMask
+from topomask.masks.toeplitz import ToeplitzMask
 from topomask.masks.walk import WalkMask
 
 __all__ = [
     "DegreeMask",
     "DenseMask",
     "Entries",
+    "HypercubeMask",
     "LearnedFeatureMask",
     "LowRankMask",
     "Mask",
@@ -24,5 +27,6 @@ __all__ = [
     "PrefixMask",
     "SelectedMask",
     "ShortestPathMask",
+    "ToeplitzMask",
     "WalkMask",
 ]

@@ -1,0 +1,49 @@
+"""A learnable decay with distance."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+
+class ExponentialDecay(nn.Module):
+    r"""A learnable exponential decay with distance, :math:`f(d) = e^{-a d}`, per head.
+
+    Args:
+        num_heads: Heads H; each has its own rate a > 0, learnt through its logarithm.
+        rate: Rate to start from, one number or one per head.
+
+    Example:
+        >>> import torch, topomask as tm
+        >>> decay = tm.ExponentialDecay(num_heads=2, rate=[0.5, 1.0])
+        >>> decay(torch.tensor([[0.0], [2.0]]))
+        tensor([[1.0000, 1.0000],
+                [0.3679, 0.1353]], grad_fn=<...>)
+    """
+
+    def __init__(self, num_heads: int = 1, rate: float | Sequence[float] | Tensor = 0.5) -> None:
+        super().__init__()
+        start = torch.as_tensor(rate).detach()
+        start = start if start.is_floating_point() else start.to(torch.get_default_dtype())
+        if start.shape not in ((), (num_heads,)):
+            raise ValueError(
+                f"`rate` must be one number or have shape [num_heads={num_heads}], but has shape {tuple(start.shape)}."
+            )
+        if not start.is_meta and not bool(((start > 0) & start.isfinite()).all()):
+            raise ValueError(f"`rate` must be positive and finite, but is {start.tolist()}.")
+        self.log_rate = nn.Parameter(start.log().expand(num_heads).clone())
+
+    @property
+    def rate(self) -> Tensor:
+        """The rate a of every head, [H]."""
+        return self.log_rate.exp()
+
+    def forward(self, distances: Tensor) -> Tensor:
+        """The decay at ``distances`` [..., 1], [..., H]."""
+        return torch.exp(-self.rate * distances)
+
+    def extra_repr(self) -> str:
+        """Shown when the module is printed."""
+        return f"num_heads={len(self.log_rate)}"

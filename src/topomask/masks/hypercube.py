@@ -1,0 +1,141 @@
+"""The heat kernel of a hypercube."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import reduce
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from topomask.masks.base import Mask
+
+# Levels that are joined into one matrix product: measured to be faster than less or more.
+_MAX_LEVELS = 5
+# Multiply-adds, at the rate of sparse products, per node and matrix product.
+_COST = 8
+
+
+class HypercubeMask(Mask):
+    r"""The heat kernel of a hypercube: O(N log N) on its :math:`N = 2^{\text{dim}}` nodes.
+
+    .. math:: M = e^{-\lambda L} = \bigotimes_{b=1}^{\text{dim}} \frac12
+        \begin{pmatrix} 1 + e & 1 - e \\ 1 - e & 1 + e \end{pmatrix}, \qquad e = \mathrm{e}^{-2\lambda},
+        \qquad M_{ij} = \Bigl(\frac{1 + e}{2}\Bigr)^{\text{dim} - h} \Bigl(\frac{1 - e}{2}\Bigr)^{h}
+
+    where :math:`L = D - A` is the Laplacian of :func:`topomask.hypercube_graph` and h the number of bits in which the
+    nodes i and j differ. Rows sum to 1 and entries fall by :math:`\tanh \lambda` per bit. Nothing is negative.
+
+    Args:
+        dim: Dimension of the cube.
+        num_heads: Heads; each has its own :math:`\lambda > 0`, learnt through its logarithm.
+        rate: :math:`\lambda` to start from, one number or one per head.
+
+    Example:
+        >>> import torch, topomask as tm
+        >>> tm.HypercubeMask(2, rate=0.5).to_dense()[0, 0]
+        tensor([0.4678, 0.2162, 0.2162, 0.0999], grad_fn=<...>)
+
+    References:
+        Kondor and Lafferty (2002), Sec. 3.3; Choromanski et al. (2022).
+    """
+
+    def __init__(self, dim: int, num_heads: int = 1, *, rate: float | Sequence[float] | Tensor = 0.5) -> None:
+        super().__init__()
+        _check_size("dim", dim, 0)
+        _check_size("num_heads", num_heads, 1)
+        start = torch.as_tensor(rate).detach()
+        start = start if start.is_floating_point() else start.to(torch.get_default_dtype())
+        if start.shape not in ((), (num_heads,)):
+            raise ValueError(
+                f"`rate` must be one number or have shape [num_heads={num_heads}], but has shape {tuple(start.shape)}."
+            )
+        if not start.is_meta and not bool(((start > 0) & start.isfinite()).all()):
+            raise ValueError(f"`rate` must be positive and finite, but is {start.tolist()}.")
+        self.dim, self.num_heads = int(dim), int(num_heads)
+        self.num_queries = self.num_keys = 2**self.dim
+        parts = max(1, math.ceil(self.dim / _MAX_LEVELS))
+        # How many bits go into every matrix product.
+        self._levels = [self.dim // parts + (part < self.dim % parts) for part in range(parts)]
+        self.log_rate = nn.Parameter(start.log().expand(num_heads).clone())
+
+    @property
+    def rate(self) -> Tensor:
+        r"""The rate :math:`\lambda` of every head, [H], in at least float32."""
+        return self.log_rate.to(torch.promote_types(self.log_rate.dtype, torch.float32)).exp()
+
+    def _factors(self) -> list[Tensor]:
+        """The Kronecker factors, [H, 2^levels, 2^levels] each."""
+        rate = self.rate
+        change = -torch.expm1(-2.0 * rate) / 2.0
+        pair = torch.stack([1.0 - change, change], dim=-1)
+        pair = torch.stack([pair, pair.flip(-1)], dim=-2)  # [H, 2, 2]
+        # A power, so that a cube of one node depends on its rate too, with slope 0.
+        one = rate[:, None, None] ** 0
+        return [reduce(_kron, [pair] * levels, one) for levels in self._levels]
+
+    def product(self) -> Callable[[Tensor], Tensor]:
+        """Multiplication by M with the factors computed once."""
+        factors = self._keep("factors", self._factors)
+        return lambda x: _multiply(factors, x)
+
+    def matmul(self, x: Tensor) -> Tensor:
+        """One factor after the other."""
+        return self.product()(x)
+
+    def rmatmul(self, x: Tensor) -> Tensor:
+        """M x: the mask is symmetric."""
+        return self.product()(x)
+
+    def to_dense(self) -> Tensor:
+        """M, [H, N, N]."""
+        return reduce(_kron, self._factors())
+
+    def magnitude(self) -> HypercubeMask:
+        """The mask itself: nothing is negative."""
+        return self
+
+    @property
+    def product_cost(self) -> int:
+        """A pass over the nodes per factor."""
+        return self.num_heads * self.num_keys * _COST * len(self._levels)
+
+    @property
+    def dense_cost(self) -> int:
+        """A multiplication per entry."""
+        return self.num_heads * self.num_queries * self.num_keys
+
+    @property
+    def refresh_cost(self) -> int:
+        """The factors."""
+        return 0 if self._is_frozen() else sum(self.num_heads * 4**levels for levels in self._levels)
+
+    def extra_repr(self) -> str:
+        """Shown when the module is printed."""
+        return f"dim={self.dim}, num_heads={self.num_heads}"
+
+
+def _kron(first: Tensor, second: Tensor) -> Tensor:
+    """The Kronecker product of square matrices per head, [H, R * S, R * S]."""
+    size = first.shape[-1] * second.shape[-1]
+    return (first[:, :, None, :, None] * second[:, None, :, None, :]).reshape(-1, size, size)
+
+
+def _multiply(factors: list[Tensor], x: Tensor) -> Tensor:
+    """Apply every factor to its bits of the node number, in at least float32."""
+    dtype = torch.promote_types(factors[0].dtype, x.dtype)
+    out, before = x.to(dtype), 1
+    for factor in factors:
+        size = factor.shape[-1]
+        split = out.reshape(*x.shape[:-2], before, size, x.shape[-2] // (before * size) * x.shape[-1])
+        out = factor.to(dtype)[:, None] @ split
+        before *= size
+    return out.reshape(x.shape).to(x.dtype)
+
+
+def _check_size(name: str, value: Any, low: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < low:
+        raise ValueError(f"`{name}` must be an integer of at least {low}, but is {value!r}.")
