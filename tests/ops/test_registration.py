@@ -44,6 +44,11 @@ COMPILED = [
     "low_rank",
     "prefix_walk",
     "prefix_batch",
+    "sum_learnt",
+    "sum_of_unlike_masks",
+    "kronecker_walks",
+    "kronecker_series",
+    "kronecker_of_three",
 ]
 
 

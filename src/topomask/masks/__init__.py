@@ -2,19 +2,23 @@
 
 from topomask.masks.base import Entries, Mask
 from topomask.masks.dense import DenseMask
+from topomask.masks.kronecker import KroneckerMask
 from topomask.masks.low_rank import LowRankMask
 from topomask.masks.power_series import PowerSeriesMask
 from topomask.masks.prefix import PrefixMask
 from topomask.masks.selected import SelectedMask
+from topomask.masks.sum import SumMask
 from topomask.masks.walk import WalkMask
 
 __all__ = [
     "DenseMask",
     "Entries",
+    "KroneckerMask",
     "LowRankMask",
     "Mask",
     "PowerSeriesMask",
     "PrefixMask",
     "SelectedMask",
+    "SumMask",
     "WalkMask",
 ]
