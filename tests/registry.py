@@ -423,3 +423,121 @@ def prefix_toeplitz() -> tm.Mask:
 @enrol
 def selected_toeplitz() -> tm.Mask:
     return toeplitz_mask((3, 4), num_heads=2).select(torch.tensor([3, 0, 4, 3]), torch.tensor([1, 2, 11, 8, 9]))
+
+
+@enrol
+def sum_learnt() -> tm.Mask:
+    weights = torch.nn.Parameter(torch.tensor([[1.0, -0.5], [0.3, 2.0]], dtype=torch.float64))
+    parts = [walk_mask(ragged_graph(), num_heads=2), walk_mask(ragged_graph(), symmetric=False, seed=5)]
+    return tm.SumMask(parts, weights)
+
+
+@enrol
+def sum_positive() -> tm.Mask:
+    f = random_f(2, 3).abs() + 0.1
+    parts = [walk_mask(ragged_graph(), 2, f=f, positive=True, seed=seed) for seed in (1, 2)]
+    return tm.SumMask(parts).double()
+
+
+@enrol
+def sum_of_unlike_masks() -> tm.Mask:
+    """A mask of two heads on a graph, a dense parameter of one head, and thin factors, with weights of every kind."""
+    learnt = torch.nn.Parameter(torch.tensor([-0.7, 1.5], dtype=torch.float64))
+    fixed = torch.tensor([0.5, -2.0], dtype=torch.float64)
+    matrix = torch.nn.Parameter(torch.randn(11, 11, dtype=torch.float64))
+    thin = tm.LowRankMask(torch.randn(2, 11, 2, dtype=torch.float64))
+    return learnt * tm.PowerSeriesMask(ragged_graph(), random_f(2, 3)) + fixed * tm.DenseMask(matrix) - thin
+
+
+@enrol
+def sum_heads_of_weights() -> tm.Mask:
+    """One head each, two heads by the weights alone."""
+    weights = torch.nn.Parameter(torch.tensor([0.5, -1.0], dtype=torch.float64))
+    return weights * walk_mask(ragged_graph(), symmetric=False)
+
+
+@enrol
+def sum_nested() -> tm.Mask:
+    inner = tm.SumMask([walk_mask(ragged_graph()), walk_mask(ragged_graph(), seed=9)]).double()
+    outer = torch.nn.Parameter(torch.tensor([2.0, -1.0], dtype=torch.float64))
+    return tm.SumMask([inner, -inner, walk_mask(ragged_graph(), symmetric=False)], [outer, 0.25, 1.0])
+
+
+@enrol
+def sum_batch() -> tm.Mask:
+    return walk_mask(ragged_batch(), num_heads=2) - 0.5 * walk_mask(ragged_batch(), symmetric=False, seed=3)
+
+
+@enrol
+def sum_behind_prefix() -> tm.Mask:
+    return tm.PrefixMask(walk_mask(ragged_graph()) + walk_mask(ragged_graph(), symmetric=False), num_prefix=2)
+
+
+@enrol
+def selected_sum() -> tm.Mask:
+    mask = walk_mask(ragged_graph(), num_heads=2) - walk_mask(ragged_graph(), symmetric=False)
+    return mask.select(torch.tensor([3, 0, 4, 3]), torch.tensor([1, 2, 4, 8, 9]))
+
+
+@enrol
+def kronecker_walks() -> tm.Mask:
+    first = walk_mask(tm.path_graph(3), num_heads=2, symmetric=False)
+    return tm.KroneckerMask(first, walk_mask(signed_graph(), num_heads=2, symmetric=False))
+
+
+@enrol
+def kronecker_positive() -> tm.Mask:
+    f = random_f(2, 3).abs() + 0.1
+    first = walk_mask(tm.path_graph(2), 1, f=f[0], positive=True)
+    return tm.KroneckerMask(first, walk_mask(ragged_graph(), 2, f=f, positive=True))
+
+
+@enrol
+def kronecker_series() -> tm.Mask:
+    first = tm.PowerSeriesMask(tm.cycle_graph(3), random_f(2, 2))
+    return tm.KroneckerMask(first, tm.PowerSeriesMask(directed_graph(), random_f(1, 2, seed=1)))
+
+
+@enrol
+def kronecker_rectangular() -> tm.Mask:
+    first = tm.DenseMask(torch.nn.Parameter(torch.randn(2, 2, 5, dtype=torch.float64)))
+    return tm.KroneckerMask(first, tm.LowRankMask(*torch.randn(2, 3, 2, dtype=torch.float64)))
+
+
+@enrol
+def kronecker_tall() -> tm.Mask:
+    first = tm.LowRankMask(torch.randn(4, 2, dtype=torch.float64))
+    second = tm.DenseMask(torch.nn.Parameter(torch.randn(3, 5, 2, dtype=torch.float64)))
+    return tm.KroneckerMask(first, second)
+
+
+@enrol
+def kronecker_of_three() -> tm.Mask:
+    line = walk_mask(tm.path_graph(2), num_heads=2, symmetric=False)
+    plane = tm.KroneckerMask(walk_mask(tm.cycle_graph(3), symmetric=False), walk_mask(tm.path_graph(2)))
+    return tm.KroneckerMask(line, plane)
+
+
+@enrol
+def kronecker_batch() -> tm.Mask:
+    """Films of one, two and three frames."""
+    frames = tm.Graph.batch([tm.path_graph(size) for size in (1, 2, 3)])
+    return tm.KroneckerMask(walk_mask(frames, num_heads=2), walk_mask(tm.grid_graph(2, 2), symmetric=False))
+
+
+@enrol
+def kronecker_single_node() -> tm.Mask:
+    return tm.KroneckerMask(walk_mask(tm.path_graph(1)), walk_mask(tm.path_graph(1)))
+
+
+@enrol
+def selected_kronecker() -> tm.Mask:
+    mask = tm.KroneckerMask(walk_mask(tm.path_graph(3)), walk_mask(ragged_graph(), symmetric=False))
+    return mask.select(torch.tensor([32, 0, 5]), torch.tensor([1, 12, 12, 30]))
+
+
+@enrol
+def sum_of_kronecker() -> tm.Mask:
+    space, time = walk_mask(tm.grid_graph(2, 2), symmetric=False), walk_mask(tm.path_graph(3), symmetric=False)
+    whole = walk_mask(tm.grid_graph(3, 2, 2), num_heads=2, symmetric=False)
+    return tm.KroneckerMask(time, space) - 0.5 * whole

@@ -105,3 +105,12 @@ def test_dense_weights_are_kept_until_something_changes():
             assert mask.dense_weights().dtype == torch.float64
             walks.float()
         assert mask.dense_weights().requires_grad
+
+
+def test_the_magnitude_of_a_learnt_matrix_is_learnt_behind_a_prefix():
+    mask = tm.PrefixMask(tm.DenseMask(torch.nn.Parameter(-torch.ones(3, 3))))
+    assert mask.magnitude().dense_weights().requires_grad
+    with torch.no_grad():
+        assert mask.magnitude().dense_weights()[0, 1, 1] == 1
+        mask.mask.matrix.mul_(2.0)
+        assert mask.magnitude().dense_weights()[0, 1, 1] == 2

@@ -57,6 +57,11 @@ COMPILED = [
     "toeplitz_causal_positive",
     "toeplitz_perceptron",
     "hypercube",
+    "sum_learnt",
+    "sum_of_unlike_masks",
+    "kronecker_walks",
+    "kronecker_series",
+    "kronecker_of_three",
 ]
 
 

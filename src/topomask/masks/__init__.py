@@ -4,6 +4,7 @@ from topomask.masks.base import Entries, Mask
 from topomask.masks.degree import DegreeMask
 from topomask.masks.dense import DenseMask
 from topomask.masks.hypercube import HypercubeMask
+from topomask.masks.kronecker import KroneckerMask
 from topomask.masks.learned_features import LearnedFeatureMask
 from topomask.masks.low_rank import LowRankMask
 from topomask.masks.neighbor import NeighborMask
@@ -11,6 +12,7 @@ from topomask.masks.power_series import PowerSeriesMask
 from topomask.masks.prefix import PrefixMask
 from topomask.masks.selected import SelectedMask
 from topomask.masks.shortest_path import ShortestPathMask
+from topomask.masks.sum import SumMask
 from topomask.masks.toeplitz import ToeplitzMask
 from topomask.masks.walk import WalkMask
 
@@ -19,6 +21,7 @@ __all__ = [
     "DenseMask",
     "Entries",
     "HypercubeMask",
+    "KroneckerMask",
     "LearnedFeatureMask",
     "LowRankMask",
     "Mask",
@@ -27,6 +30,7 @@ __all__ = [
     "PrefixMask",
     "SelectedMask",
     "ShortestPathMask",
+    "SumMask",
     "ToeplitzMask",
     "WalkMask",
 ]

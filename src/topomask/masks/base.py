@@ -248,6 +248,39 @@ class Mask(nn.Module, ABC):
     def __matmul__(self, x: Tensor) -> Tensor:
         return self(x)
 
+    # NumPy leaves ``array * mask`` to the mask.
+    __array_ufunc__ = None
+
+    def __add__(self, other: Mask) -> Mask:
+        from topomask.masks.sum import add
+
+        return add(self, other)
+
+    def __radd__(self, other: Any) -> Mask:
+        from topomask.masks.sum import add
+
+        return add(other, self)
+
+    def __sub__(self, other: Mask) -> Mask:
+        from topomask.masks.sum import add
+
+        return add(self, other, -1.0)
+
+    def __rsub__(self, other: Any) -> Mask:
+        from topomask.masks.sum import add
+
+        return add(other, self, -1.0)
+
+    def __mul__(self, weight: Any) -> Mask:
+        from topomask.masks.sum import SumMask
+
+        return SumMask([self], [weight])
+
+    __rmul__ = __mul__
+
+    def __neg__(self) -> Mask:
+        return self * -1.0
+
     def _view(self) -> Self:
         """A mask with the same parameters and modules whose other attributes can be set apart."""
         view = type(self).__new__(type(self))

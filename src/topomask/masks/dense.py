@@ -61,6 +61,10 @@ class DenseMask(Mask):
         view.__dict__["matrix"] = self.matrix.abs()
         return view
 
+    def _state(self) -> list[Tensor]:
+        """The matrix, which is no parameter in a magnitude."""
+        return [self.matrix]
+
     @property
     def product_cost(self) -> int:
         """Every entry of the matrix."""

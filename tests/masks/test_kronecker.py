@@ -1,0 +1,231 @@
+"""What is particular to Kronecker products of masks; the laws cover the rest."""
+
+import copy
+
+import numpy as np
+import pytest
+import scipy.linalg
+import torch
+from torch import nn
+
+import topomask as tm
+from masks.noisy import NoisyMask
+from registry import ragged_graph, walk_mask
+
+
+def dense_mask(*shape: int, seed: int = 0) -> tm.DenseMask:
+    generator = torch.Generator().manual_seed(seed)
+    return tm.DenseMask(torch.randn(shape, generator=generator, dtype=torch.float64))
+
+
+def test_tokens_are_numbered_as_in_a_grid():
+    """The exponential of the adjacency of a grid is the Kronecker product of those of its sides."""
+    exponential = torch.tensor([1.0 / scipy.special.factorial(k) for k in range(25)], dtype=torch.float64)
+    sides = [tm.PowerSeriesMask(tm.path_graph(size), exponential, normalization="none") for size in (3, 4, 2)]
+    whole = scipy.linalg.expm(tm.grid_graph(3, 4, 2).to_scipy().toarray())
+    mask = tm.KroneckerMask(sides[0], tm.KroneckerMask(sides[1], sides[2]))
+    np.testing.assert_allclose(mask.to_dense()[0].detach().numpy(), whole, rtol=1e-9)
+    x = torch.randn(2, 1, 24, 3, dtype=torch.float64)
+    torch.testing.assert_close(mask @ x, torch.from_numpy(whole) @ x)
+
+
+def test_agrees_with_numpy_head_by_head():
+    first, second = dense_mask(2, 3, 4), dense_mask(1, 5, 2, seed=1)
+    mask = tm.KroneckerMask(first, second)
+    assert (mask.num_heads, mask.num_queries, mask.num_keys) == (2, 15, 8)
+    for head in range(2):
+        expected = np.kron(first.to_dense()[head], second.to_dense()[0])
+        np.testing.assert_allclose(mask.to_dense()[head], expected)
+
+
+@pytest.mark.parametrize(
+    ("factors", "message"),
+    [
+        ((dense_mask(2, 3, 3), dense_mask(3, 3, 3)), r"one head or 3, but have \[2, 3\]"),
+        ((dense_mask(3, 3), torch.ones(3, 3)), "number 1 is a Tensor"),
+        ((dense_mask(3, 3).select(torch.tensor([1]), None), dense_mask(3, 3)), "then select"),
+    ],
+)
+def test_what_cannot_be_multiplied_is_refused(factors, message):
+    with pytest.raises(ValueError, match=message):
+        tm.KroneckerMask(*factors)
+
+
+class CountingMask(tm.DenseMask):
+    """A matrix that counts the columns it is multiplied with."""
+
+    columns = 0
+
+    def matmul(self, x):
+        self.columns += x.shape[-1]
+        return super().matmul(x)
+
+    def rmatmul(self, x):
+        self.columns += x.shape[-1]
+        return super().rmatmul(x)
+
+
+def test_the_cheaper_order_is_taken():
+    """A factor that shrinks its axis comes first, in both directions: 2 columns each, where there could be 30."""
+    for shapes in (((2, 30), (30, 2)), ((30, 2), (2, 30))):
+        mask = tm.KroneckerMask(*(CountingMask(torch.randn(shape)) for shape in shapes))
+        assert mask.product_cost == 2 * 60 + 2 * 60
+        assert mask.num_inner_rows == 60
+        for multiply in (mask.matmul, mask.rmatmul):
+            mask.first.columns = mask.second.columns = 0
+            multiply(torch.randn(1, 60, 1))
+            assert (mask.first.columns, mask.second.columns) == (2, 2)
+
+
+def test_nothing_of_the_size_of_the_whole_mask_is_formed():
+    """131,072 tokens, whose mask would have 17 billion entries, with a gradient."""
+    time = tm.PowerSeriesMask(tm.path_graph(32), tm.series.heat(4))
+    mask = tm.KroneckerMask(time, tm.LowRankMask(nn.Parameter(torch.rand(4096, 2))))
+    x = torch.randn(1, 32 * 4096, 1, requires_grad=True)
+    (mask @ x).sum().backward()
+    assert x.grad.isfinite().all()
+    plan = tm.plan_attention(mask, 8, 8)
+    assert plan.strategy == "features"
+    with pytest.raises(ValueError, match="Only dense attention"):
+        tm.plan_attention(mask, 8, 8, kernel="softmax")
+
+
+def test_plans_of_sparse_factors():
+    video = tm.KroneckerMask(
+        tm.WalkMask(tm.path_graph(16), 4, 2, symmetric=False, seed=0),
+        tm.WalkMask(tm.grid_graph(24, 24), 4, 2, symmetric=False, seed=0),
+    )
+    for kernel in ("linear", "softmax"):
+        assert tm.plan_attention(video, 64, 64, kernel=kernel).strategy == "pairs"
+    found = len(video.pattern().columns)
+    assert found == video.num_pairs_bound == video.num_pairs_estimate
+    small = tm.KroneckerMask(walk_mask(tm.path_graph(2)), walk_mask(tm.path_graph(3)))
+    assert tm.plan_attention(small, 64, 64).strategy == "dense"
+
+
+def test_entries_of_several_heads_are_bounded_closely():
+    """Only entries of the same head meet: the product of the bounds over all heads is not the last word."""
+    heads = 8
+    time = walk_mask(tm.path_graph(3), num_heads=heads, symmetric=False)
+    space = walk_mask(tm.path_graph(40), num_heads=heads, symmetric=False)
+    mask = tm.KroneckerMask(time, space)
+    found = len(mask.pattern().columns)
+    assert found <= mask.num_pairs_bound <= 2 * found
+    assert abs(mask.num_pairs_estimate - found) < 0.1 * found
+
+
+def test_tile_work_is_about_that_of_the_pattern():
+    from topomask.ops.pair_attention import estimate_tiles
+
+    time = tm.WalkMask(tm.path_graph(6), 8, 4, symmetric=False, seed=0)
+    mask = tm.KroneckerMask(time, tm.WalkMask(tm.grid_graph(16, 16), 20, 6, symmetric=False, seed=0))
+    guessed, found = mask.tile_work, estimate_tiles(mask.pattern(), None)
+    assert guessed is not None
+    assert found is not None
+    cost = [work.keys + 2.5 * work.alone for work in (guessed, found)]
+    assert 0.5 < cost[0] / cost[1] < 2, (guessed, found)
+
+
+def test_the_pattern_is_computed_once_until_walks_change():
+    time, space = (walk_mask(graph, symmetric=False) for graph in (tm.path_graph(3), ragged_graph()))
+    mask = tm.KroneckerMask(time, space)
+    pattern = mask.pattern()
+    assert mask.pattern() is pattern
+    q, k, v = torch.randn(3, 1, 1, 33, 4, dtype=torch.float64)
+    with torch.no_grad():
+        for change in (lambda: space.resample(8), lambda: time.modulation.weight.mul_(-2.0)):
+            assert mask.entries() is mask.entries()
+            change()
+            dense = tm.masked_softmax_attention(q, k, v, mask, strategy="dense")
+            torch.testing.assert_close(tm.masked_softmax_attention(q, k, v, mask, strategy="pairs"), dense)
+    assert mask.pattern() is not pattern
+
+
+def test_a_batch_is_its_graphs_one_by_one():
+    space = walk_mask(tm.grid_graph(2, 2), symmetric=False)
+    time = walk_mask(tm.path_graph(1), num_heads=2)
+    films = [tm.path_graph(size) for size in (1, 3, 2)]
+    batch = tm.KroneckerMask(time.on(tm.Graph.batch(films)), space)
+    assert batch.num_graphs == 3
+    assert batch.key_groups.tolist() == [0] * 4 + [1] * 12 + [2] * 8
+    apart = [tm.KroneckerMask(time.on(film), space) for film in films]
+    q, k, v = torch.randn(3, 1, 2, 24, 4, dtype=torch.float64)
+    parts = [x.split([4, 12, 8], dim=2) for x in (q, k, v)]
+    for strategy in ("pairs", "features", "dense"):
+        options = {"feature_map": "exp", "strategy": strategy}
+        expected = [tm.masked_attention(*one, mask, **options) for *one, mask in zip(*parts, apart, strict=True)]
+        torch.testing.assert_close(tm.masked_attention(q, k, v, batch, **options), torch.cat(expected, dim=2))
+
+
+def test_both_factors_on_batches():
+    batch = tm.Graph.batch([tm.path_graph(2), tm.path_graph(1)])
+    mask = tm.KroneckerMask(walk_mask(batch), walk_mask(batch))
+    assert mask.num_graphs == 4
+    groups = mask.key_groups
+    assert groups.tolist() == [0, 0, 1, 0, 0, 1, 2, 2, 3]
+    assert (mask.to_dense()[0][groups[:, None] != groups] == 0).all()
+    assert (mask.to_dense()[0][groups[:, None] == groups] != 0).all()
+
+
+def test_factors_move_to_other_graphs_and_the_product_does_not():
+    mask = tm.KroneckerMask(walk_mask(tm.path_graph(3)), walk_mask(ragged_graph()))
+    with pytest.raises(ValueError, match=r"mask\.first\.on\(first_graph\)"):
+        mask.on(tm.path_graph(33))
+    with pytest.raises(ValueError, match=r"product of two graphs"):
+        (mask + mask).on(tm.path_graph(33))
+    moved = tm.KroneckerMask(mask.first.on(tm.path_graph(5)), mask.second)
+    assert {id(x) for x in moved.parameters()} == {id(x) for x in mask.parameters()}
+
+
+@pytest.mark.parametrize("shapes", [((2, 6, 6), (4, 4)), ((3, 7), (6, 2)), ((7, 3), (2, 6))])
+@pytest.mark.parametrize("noisy", [(True, False), (False, True), (True, True)])
+def test_noise_is_bounded(shapes, noisy):
+    """By either factor, whichever is applied first; the bound is not idle."""
+    torch.manual_seed(0)
+    kinds = [NoisyMask if own else tm.DenseMask for own in noisy]
+    mask = tm.KroneckerMask(*(kind(torch.randn(s, dtype=torch.float64)) for kind, s in zip(kinds, shapes, strict=True)))
+    x = torch.randn(50, mask.num_heads, mask.num_keys, 3, dtype=torch.float64)
+    bound = mask.product_noise(x)
+    assert bound.shape == (50, mask.num_heads, 1, 3)
+    error = (mask @ x - mask.to_dense() @ x).abs()
+    assert (error <= bound * (1 + 0.1)).all()
+    assert error.max() > 0.2 * bound.min()
+
+
+def test_exact_factors_have_no_noise():
+    mask = tm.KroneckerMask(dense_mask(3, 3), dense_mask(4, 4))
+    assert mask.product_noise(torch.randn(1, 12, 2, dtype=torch.float64)) is None
+
+
+def test_a_query_that_attends_to_nothing_gives_zero_in_spite_of_noise():
+    torch.manual_seed(0)
+    first, second = torch.rand(3, 3), torch.rand(4, 4)
+    first[1] = 0
+    second[2] = 0
+    mask = tm.KroneckerMask(NoisyMask(first), NoisyMask(second))
+    empty = (mask.to_dense()[0] == 0).all(dim=-1)
+    assert empty.sum() == 6
+    q, k, v = (x.requires_grad_() for x in torch.rand(3, 1, 1, 12, 4).unbind())
+    out = tm.masked_attention(q, k, v, mask, strategy="features")
+    (gradient,) = torch.autograd.grad(out.sum(), q)
+    for found in (out, gradient):
+        assert (found[..., empty, :] == 0).all()
+        assert (found[..., ~empty, :] != 0).all()
+
+
+def test_half_precision_stays_finite():
+    big = tm.LowRankMask(torch.full((8, 1), 200.0, dtype=torch.float16))
+    small = tm.DenseMask(torch.full((8, 8), 1e-6, dtype=torch.float16))
+    x = torch.full((1, 64, 1), 0.5, dtype=torch.float16)
+    for mask in (tm.KroneckerMask(big, small), tm.KroneckerMask(small, big)):
+        assert (mask @ x).dtype == torch.float16
+        assert (mask @ x).isfinite().all()
+
+
+def test_copies_precision_and_state():
+    mask = tm.KroneckerMask(walk_mask(tm.path_graph(3)), walk_mask(ragged_graph(), symmetric=False))
+    other = copy.deepcopy(mask)
+    assert not {id(x) for x in other.parameters()} & {id(x) for x in mask.parameters()}
+    torch.testing.assert_close(other.to_dense(), mask.to_dense())
+    assert mask.float().entries().values.dtype == torch.float32
+    assert {name.split(".")[0] for name in mask.state_dict()} == {"first", "second"}
