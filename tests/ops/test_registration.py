@@ -42,6 +42,9 @@ COMPILED = [
     "power_series",
     "dense",
     "low_rank",
+    "position_sine",
+    "position_conv",
+    "position_conv_batch",
     "prefix_walk",
     "prefix_batch",
 ]

@@ -6,6 +6,7 @@ from topomask.masks.low_rank import LowRankMask
 from topomask.masks.power_series import PowerSeriesMask
 from topomask.masks.prefix import PrefixMask
 from topomask.masks.selected import SelectedMask
+from topomask.masks.stochastic_position import StochasticPositionMask
 from topomask.masks.walk import WalkMask
 
 __all__ = [
@@ -16,5 +17,6 @@ __all__ = [
     "PowerSeriesMask",
     "PrefixMask",
     "SelectedMask",
+    "StochasticPositionMask",
     "WalkMask",
 ]
