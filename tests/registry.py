@@ -151,6 +151,67 @@ def low_rank() -> tm.Mask:
     return tm.LowRankMask(torch.nn.Parameter(u), torch.nn.Parameter(v))
 
 
+def position_mask(graph: tm.Graph | int, num_heads: int = 1, **options) -> tm.StochasticPositionMask:
+    options = {"num_realizations": 24, "seed": 3} | options
+    is_graph = isinstance(graph, tm.Graph)
+    mask = tm.StochasticPositionMask(1 if is_graph else graph, num_heads, **options).double()
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for parameter in mask.parameters():
+            parameter.add_(0.3 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
+    return mask.on(graph) if is_graph else mask
+
+
+def sequence_batch() -> tm.Graph:
+    """One token, and sequences shorter and longer than a tile."""
+    return tm.Graph.batch([tm.path_graph(n) for n in (1, 6, 70, 2)])
+
+
+@enrol
+def position_sine() -> tm.Mask:
+    return position_mask(11, num_heads=2, num_sines=2)
+
+
+@enrol
+def position_sine_plain() -> tm.Mask:
+    return position_mask(63, gated=False, num_realizations=5)
+
+
+@enrol
+def position_conv() -> tm.Mask:
+    return position_mask(13, num_heads=3, kind="conv", kernel_size=4)
+
+
+@enrol
+def position_conv_long() -> tm.Mask:
+    return position_mask(2, kind="conv", kernel_size=7, gated=False)
+
+
+@enrol
+def position_single_node() -> tm.Mask:
+    return position_mask(1)
+
+
+@enrol
+def position_sine_batch() -> tm.Mask:
+    return position_mask(sequence_batch(), num_heads=2, num_sines=1)
+
+
+@enrol
+def position_conv_batch() -> tm.Mask:
+    return position_mask(sequence_batch(), num_heads=2, kind="conv", kernel_size=3)
+
+
+@enrol
+def prefix_position() -> tm.Mask:
+    return tm.PrefixMask(position_mask(sequence_batch(), num_heads=2))
+
+
+@enrol
+def selected_position() -> tm.Mask:
+    return position_mask(11, num_heads=2).select(torch.tensor([3, 0, 4, 3]), torch.tensor([1, 2, 4, 8, 9]))
+
+
 @enrol
 def learned_features() -> tm.Mask:
     mask = tm.LearnedFeatureMask(9, num_features=3, num_heads=2).double()

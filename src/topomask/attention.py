@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, NamedTuple, get_args
 
 import torch
 from torch import Tensor
@@ -13,12 +13,12 @@ from torch.nn import functional as F
 from topomask import feature_maps
 from topomask.graph_input import check_nodes
 from topomask.masks import Mask
+from topomask.masks.base import Normalizer
 from topomask.ops.pair_attention import reference as pairs
 from topomask.ops.row_extremes import any_extreme
 from topomask.planning import Plan, Strategy, plan_attention
 
 FeatureMap = str | Callable[[Tensor], Tensor]
-Normalizer = Literal["absolute", "signed", "none"]
 
 # Features between its inverse and this can be multiplied and added up in float32 without a scale.
 _NEAR_ONE = 2.0**24
@@ -53,7 +53,7 @@ def masked_attention(
     mask: Mask,
     *,
     feature_map: FeatureMap = "relu",
-    normalizer: Normalizer = "absolute",
+    normalizer: Normalizer | None = None,
     strategy: Strategy = "auto",
     key_padding_mask: Tensor | None = None,
     dropout_p: float = 0.0,
@@ -75,6 +75,8 @@ def masked_attention(
         feature_map: ``"relu"``, ``"elu"``, ``"exp"``, ``"softmax"`` (FAVOR+), ``"identity"``, or a function from
             [..., D] to [..., M].
         normalizer: ``"absolute"`` (above), ``"signed"`` (the paper's sum, without absolute values) or ``"none"``.
+            Default: ``mask.default_normalizer``, which is ``"absolute"`` for all masks but those whose magnitude says
+            little about them.
         strategy: ``"pairs"``, ``"features"`` or ``"dense"``: the same answer at different cost;
             see :func:`topomask.plan_attention`. ``"auto"`` takes the cheapest.
         key_padding_mask: [..., N_k], True where a key is padding, as in ``torch.nn.MultiheadAttention``.
@@ -95,10 +97,11 @@ def masked_attention(
     References:
         Reid et al. (2025), Eq. 12.
     """
-    if normalizer not in get_args(Normalizer):
-        raise ValueError(f"`normalizer` must be one of {get_args(Normalizer)}, but is {normalizer!r}.")
     phi = feature_maps.resolve(feature_map)
     inputs = _prepare(q, k, v, mask, key_padding_mask, dropout_p, query_nodes, key_nodes)
+    normalizer = mask.default_normalizer if normalizer is None else normalizer
+    if normalizer not in get_args(Normalizer):
+        raise ValueError(f"`normalizer` must be one of {get_args(Normalizer)}, but is {normalizer!r}.")
     with torch.autocast(inputs.q.device.type, enabled=False):
         phi_q, phi_k = _features(phi, inputs, q.dtype, rescale=normalizer != "none")
         plan = _plan(inputs, phi_q.shape[-1], strategy, "linear", dropout_p)
@@ -114,7 +117,7 @@ def masked_softmax_attention(
     v: Tensor,
     mask: Mask,
     *,
-    normalizer: Normalizer = "absolute",
+    normalizer: Normalizer | None = None,
     strategy: Strategy = "auto",
     key_padding_mask: Tensor | None = None,
     dropout_p: float = 0.0,
@@ -134,7 +137,7 @@ def masked_softmax_attention(
         v: Values, [..., H_kv, N_k, D_v].
         mask: The mask, with H heads or one.
         normalizer: ``"absolute"`` (above) or ``"signed"`` (with M itself). There is no ``"none"``: without a
-            quotient the exponentials would overflow.
+            quotient the exponentials would overflow. Default: ``mask.default_normalizer``.
         strategy: ``"pairs"`` or ``"dense"``; ``"auto"`` takes the cheapest.
         key_padding_mask: [..., N_k], True where a key is padding.
         dropout_p: Probability to drop a pair (i, j) from the numerator.
@@ -155,9 +158,10 @@ def masked_softmax_attention(
     References:
         Reid et al. (2025), Eq. 2 and Eq. 25.
     """
+    inputs = _prepare(q, k, v, mask, key_padding_mask, dropout_p, query_nodes, key_nodes)
+    normalizer = mask.default_normalizer if normalizer is None else normalizer
     if normalizer not in ("absolute", "signed"):
         raise ValueError(f"`normalizer` must be 'absolute' or 'signed' for softmax attention, but is {normalizer!r}.")
-    inputs = _prepare(q, k, v, mask, key_padding_mask, dropout_p, query_nodes, key_nodes)
     with torch.autocast(inputs.q.device.type, enabled=False):
         scaled = inputs.q * (1.0 / math.sqrt(q.shape[-1]) if scale is None else scale)
         plan = _plan(inputs, q.shape[-1], strategy, "softmax", dropout_p)

@@ -12,6 +12,7 @@ from topomask.masks.power_series import PowerSeriesMask
 from topomask.masks.prefix import PrefixMask
 from topomask.masks.selected import SelectedMask
 from topomask.masks.shortest_path import ShortestPathMask
+from topomask.masks.stochastic_position import StochasticPositionMask
 from topomask.masks.sum import SumMask
 from topomask.masks.toeplitz import ToeplitzMask
 from topomask.masks.walk import WalkMask
@@ -30,6 +31,7 @@ __all__ = [
     "PrefixMask",
     "SelectedMask",
     "ShortestPathMask",
+    "StochasticPositionMask",
     "SumMask",
     "ToeplitzMask",
     "WalkMask",

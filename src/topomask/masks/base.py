@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, NamedTuple, Self, TypeVar
+from typing import Any, Literal, NamedTuple, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,9 @@ from torch.utils.checkpoint import checkpoint
 from topomask.graph import Graph
 from topomask.ops.pair_attention import TileWork, pair_attention
 from topomask.ops.sparse_product import Pattern, spmm
+
+# What the sum of masked values is divided by, see `topomask.masked_attention`.
+Normalizer = Literal["absolute", "signed", "none"]
 
 # Entries of a dense mask that a mask may keep.
 MAX_KEPT_ENTRIES = 1 << 24
@@ -54,12 +57,14 @@ class Mask(nn.Module, ABC):
         num_queries: Rows.
         num_keys: Columns.
         num_graphs: Graphs of the batch that the mask is on.
+        default_normalizer: What attention divides by unless it is told.
     """
 
     num_heads: int
     num_queries: int
     num_keys: int
     num_graphs: int = 1
+    default_normalizer: Normalizer = "absolute"
     _structure: str = "fixed"
     _is_magnitude: bool = False
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from topomask.graph import Graph
-from topomask.masks.base import Entries, Mask
+from topomask.masks.base import Entries, Mask, Normalizer
 from topomask.masks.graph_sums import spread_per_graph, sum_per_graph
 from topomask.masks.selected import SelectedMask
 from topomask.ops import segments
@@ -65,6 +65,11 @@ class PrefixMask(Mask):
     def num_graphs(self) -> int:  # type: ignore[override]
         """Graphs of the batch."""
         return self.mask.num_graphs
+
+    @property
+    def default_normalizer(self) -> Normalizer:  # type: ignore[override]
+        """That of the mask on the nodes."""
+        return self.mask.default_normalizer
 
     @property
     def structure(self) -> str:

@@ -29,6 +29,7 @@ class SelectedMask(Mask):
         self.mask = mask
         self._query_nodes, self._key_nodes = query_nodes, key_nodes
         self.num_heads, self.num_graphs = mask.num_heads, mask.num_graphs
+        self.default_normalizer = mask.default_normalizer
         self.num_queries = mask.num_queries if query_nodes is None else len(query_nodes)
         self.num_keys = mask.num_keys if key_nodes is None else len(key_nodes)
         self._copies = _largest_count(query_nodes) * _largest_count(key_nodes)

@@ -6,9 +6,10 @@ from typing import Any, Literal, get_args
 
 from torch import Tensor, nn
 
-from topomask.attention import FeatureMap, Normalizer, masked_attention, masked_softmax_attention
+from topomask.attention import FeatureMap, masked_attention, masked_softmax_attention
 from topomask.graph import Graph
 from topomask.masks import Mask
+from topomask.masks.base import Normalizer
 from topomask.planning import Strategy
 
 Kind = Literal["linear", "softmax"]
@@ -24,7 +25,7 @@ class MaskedAttention(nn.Module):
         num_kv_heads: Heads of keys and values, a divisor of ``num_heads``. Default: ``num_heads``.
         kind: ``"linear"`` or ``"softmax"`` attention.
         feature_map: See :func:`topomask.masked_attention`; for linear attention only.
-        normalizer: See :func:`topomask.masked_attention`.
+        normalizer: See :func:`topomask.masked_attention`. Default: that of the mask.
         strategy: See :func:`topomask.masked_attention`.
         dropout: Probability to drop a pair while training.
         bias: Whether projections have a bias.
@@ -45,7 +46,7 @@ class MaskedAttention(nn.Module):
         num_kv_heads: int | None = None,
         kind: Kind = "linear",
         feature_map: FeatureMap = "relu",
-        normalizer: Normalizer = "absolute",
+        normalizer: Normalizer | None = None,
         strategy: Strategy = "auto",
         dropout: float = 0.0,
         bias: bool = True,
@@ -57,7 +58,7 @@ class MaskedAttention(nn.Module):
                 raise ValueError(f"`{name}` must be at least 1, but is {size}.")
         choices: tuple[tuple[str, str, tuple[str, ...]], ...] = (
             ("kind", kind, get_args(Kind)),
-            ("normalizer", normalizer, get_args(Normalizer)),
+            ("normalizer", mask.default_normalizer if normalizer is None else normalizer, get_args(Normalizer)),
             ("strategy", strategy, get_args(Strategy)),
         )
         for name, value, allowed in choices:
@@ -77,7 +78,7 @@ class MaskedAttention(nn.Module):
             raise ValueError("`feature_map` is for kind='linear'; softmax attention has none. Leave it out.")
         self.num_heads, self.num_kv_heads = num_heads, num_kv_heads
         self.kind: Kind = kind
-        self.normalizer: Normalizer = normalizer
+        self.normalizer: Normalizer | None = normalizer
         self.strategy: Strategy = strategy
         self.dropout = dropout
         self.feature_map = feature_map

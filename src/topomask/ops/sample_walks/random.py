@@ -6,6 +6,8 @@ All arithmetic is on int64 modulo 2^64, which every device does alike.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -40,3 +42,10 @@ def key(*words: int) -> Tensor:
 def uniform(state: Tensor) -> Tensor:
     """A float64 in [0, 1) with 53 random bits."""
     return _shift_right(state, 11).to(torch.float64) * 2.0**-53
+
+
+def normal_pair(state: Tensor) -> Tensor:
+    """Two independent standard normals of every state, [..., 2], in float64 (Box-Muller, 32 random bits each)."""
+    radius = (-2.0 * ((_shift_right(state, 32) + 1).to(torch.float64) * 2.0**-32).log()).sqrt()
+    angle = (state & 0xFFFFFFFF).to(torch.float64) * (2.0 * math.pi * 2.0**-32)
+    return torch.stack([radius * angle.cos(), radius * angle.sin()], dim=-1)

@@ -1,0 +1,326 @@
+r"""Templates of relative positions, and random codes whose products have them as expectation.
+
+A template is a function P of the lag m - n between a query and a key. Queries get codes :math:`\bar Q`, keys get codes
+:math:`\bar K`, both functions of one noise with R columns, such that
+
+.. math:: \mathbb{E}\,\bar Q_m^\top \bar K_n = P(m - n)
+
+All noise comes from hashes of (seed, purpose, template, source, column), so a position has the same code in a sequence
+of any length, whichever part of it is asked for.
+
+Shapes: ``T`` stands for the axes of the templates, [H] or [H, D]; ``R`` is the number of realizations.
+
+References:
+    Liutkus et al. (2021), Relative positional encoding for Transformers with linear complexity.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from typing import Literal, NamedTuple, get_args
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from topomask.ops.sample_walks import random
+
+Kind = Literal["sine", "conv"]
+Side = Literal["query", "key"]
+
+# Changes whenever the same seed gives other noise.
+NOISE_VERSION = 1
+
+# The first word that noise is hashed from, after the seed.
+_PROCESS, _CONSTANT = 0, 1
+
+_DEFAULT_SINES, _DEFAULT_KERNEL = 5, 128
+
+
+class Noise(NamedTuple):
+    """What the codes of some positions are made of, in float32, scaled by 1 / sqrt(R)."""
+
+    process: Tensor  # [*T, J, R], where J are the sources that a kind of template needs
+    constant: Tensor  # [*T, 1, R], the same at all positions
+
+
+class Templates(nn.Module, ABC):
+    r"""Learnable templates P, one for every index of ``shape``, and their codes.
+
+    With ``gated``, a template is mixed with a constant, :math:`\delta + (1 - \delta) P` with :math:`0 < \delta < 1`, by
+    mixing codes with noise that does not depend on the position.
+
+    Args:
+        shape: Shape of the templates T.
+        gated: Whether they have gates; :math:`\delta` starts at one half.
+    """
+
+    gate: nn.Parameter | None
+
+    def __init__(self, shape: tuple[int, ...], gated: bool) -> None:
+        super().__init__()
+        self.shape = shape
+        self.register_parameter("gate", nn.Parameter(torch.zeros(shape)) if gated else None)
+
+    @abstractmethod
+    def process_template(self, lags: Tensor) -> Tensor:
+        """P without the gate at integer lags [L], [*T, L]."""
+
+    @abstractmethod
+    def process_codes(self, noise: Tensor, first: int, count: int, side: Side) -> Tensor:
+        """Codes without the gate of the positions from ``first`` on, [*T, count, R]."""
+
+    @abstractmethod
+    def sources(self, first: int, count: int) -> tuple[int, int]:
+        """The numbers of the sources of noise behind some positions: the first, and how many."""
+
+    @property
+    @abstractmethod
+    def sources_per_code(self) -> int:
+        """Sources of noise behind the code of one position, which is the work of one of its columns."""
+
+    def forward(self, lags: Tensor) -> Tensor:
+        """The exact templates at integer lags [L], [*T, L]."""
+        template = self.process_template(lags)
+        if self.gate is None:
+            return template
+        delta = wide(self.gate).sigmoid()[..., None]
+        return delta + (1.0 - delta) * template
+
+    def noise(self, seed: Tensor | int, first: int, count: int, num_columns: int, device: torch.device | str) -> Noise:
+        """The noise behind the codes of the positions ``first`` to ``first + count - 1``."""
+        process = _normal(seed, _PROCESS, self.shape, self.sources(first, count), num_columns, device)
+        return Noise(process, _normal(seed, _CONSTANT, self.shape, (0, 1), num_columns, device))
+
+    def codes(self, noise: Noise, first: int, count: int, side: Side) -> Tensor:
+        """The codes of the positions ``first`` to ``first + count - 1``, [*T, count, R]."""
+        codes = self.process_codes(noise.process, first, count, side)
+        if self.gate is None:
+            return codes
+        stay, move = self._shares(noise.constant)
+        return stay[..., None, None] * noise.constant + move[..., None, None] * codes
+
+    def encode(self, x: Tensor, noise: Noise, first: int, side: Side) -> Tensor:
+        """Sums of codes weighted by x [B, H, N, D], for templates of shape [H, D]: [B, H, N, R]."""
+        return torch.einsum("bhnd,hdnr->bhnr", x, self.codes(noise, first, x.shape[2], side).to(x.dtype))
+
+    def numbers_per_position(self, batch: int, num_columns: int) -> int:
+        """Numbers that :meth:`encode` holds for every position, about."""
+        return math.prod(self.shape) * num_columns + self.shape[0] * num_columns * batch
+
+    def _shares(self, like: Tensor) -> tuple[Tensor, Tensor]:
+        """Weights of the constant and of the process, [*T]: the roots of the gate and of its complement."""
+        assert self.gate is not None
+        gate = wide(self.gate)
+        # The complement as its own sigmoid, which stays exact where the gate is almost open.
+        return gate.sigmoid().sqrt().to(like.device), (-gate).sigmoid().sqrt().to(like.device)
+
+
+class SineTemplates(Templates):
+    r"""Sums of cosines (sineSPE).
+
+    .. math:: P(\ell) = \sum_{k=1}^{K} \lambda_k^2 \cos(2\pi f_k \ell + \theta_k), \qquad
+        \lambda_k > 0, \quad 0 < f_k < \tfrac12
+
+    Templates start with equal gains that make P(0) = 1, with no phase, and with random low frequencies.
+
+    Args:
+        shape: Shape of the templates T.
+        num_sines: Cosines K per template.
+        gated: Whether they have gates.
+    """
+
+    def __init__(self, shape: tuple[int, ...], num_sines: int = _DEFAULT_SINES, gated: bool = True) -> None:
+        super().__init__(shape, gated)
+        self.num_sines = num_sines
+        # Gains are the softplus of what is learnt, frequencies half its sigmoid.
+        start = math.log(math.expm1(num_sines**-0.5))
+        self.raw_gains = nn.Parameter(torch.full((*shape, num_sines), start))
+        self.raw_frequencies = nn.Parameter(torch.randn(*shape, num_sines) - 4.0)
+        self.phases = nn.Parameter(torch.zeros(*shape, num_sines))
+
+    def gains(self) -> Tensor:
+        r""":math:`\lambda`, [*T, K]."""
+        return F.softplus(wide(self.raw_gains))
+
+    def frequencies(self) -> Tensor:
+        """Cycles per position f, [*T, K]."""
+        return wide(self.raw_frequencies).sigmoid() / 2
+
+    def process_template(self, lags: Tensor) -> Tensor:
+        """The sum of cosines."""
+        cosines = self._angles(lags, phased=True).cos()
+        return torch.einsum("...kl,...k->...l", cosines, self.gains().square())
+
+    def sources(self, first: int, count: int) -> tuple[int, int]:  # noqa: ARG002
+        """A cosine and a sine for every k, whatever the positions."""
+        return 0, 2 * self.num_sines
+
+    @property
+    def sources_per_code(self) -> int:
+        """All."""
+        return 2 * self.num_sines
+
+    def process_codes(self, noise: Tensor, first: int, count: int, side: Side) -> Tensor:
+        """Cosines and sines, which make cos(a - b) of the angles of a query and of a key, times scaled noise."""
+        waves = self._waves(first, count, side, noise.device)
+        return waves.mT @ self._scaled(noise)
+
+    def encode(self, x: Tensor, noise: Noise, first: int, side: Side) -> Tensor:
+        """As one product with the noise of all dimensions, in which codes are never formed."""
+        count = x.shape[2]
+        waves = self._waves(first, count, side, x.device)  # [H, D, 2K, N]
+        process = self._scaled(noise.process)  # [H, D, 2K, R]
+        if self.gate is not None:
+            stay, move = self._shares(x)
+            constant = stay[..., None, None] * noise.constant
+            process = torch.cat([move[..., None, None] * process, constant], dim=-2)
+            waves = torch.cat([waves, waves.new_ones(*waves.shape[:-2], 1, count)], dim=-2)
+        spread = x.unsqueeze(-1) * waves.permute(0, 3, 1, 2).to(x.dtype)  # [B, H, N, D, 2K + 1]
+        return spread.flatten(-2) @ process.flatten(1, 2).to(x.dtype)
+
+    def numbers_per_position(self, batch: int, num_columns: int) -> int:
+        """Inputs times waves."""
+        return math.prod(self.shape) * (2 * self.num_sines + 1) * batch + self.shape[0] * num_columns * batch
+
+    def _angles(self, positions: Tensor, phased: bool) -> Tensor:
+        """Angles at integer positions [N], [*T, K, N]."""
+        frequencies = self.frequencies()
+        # Turns are counted in double precision: at position 100,000 single precision would be off by a hundredth.
+        turns = frequencies.double()[..., None] * positions.to(frequencies.device, torch.float64)
+        angles = (2.0 * math.pi * (turns - turns.detach().floor())).to(frequencies.dtype)
+        return angles + wide(self.phases)[..., None] if phased else angles
+
+    def _waves(self, first: int, count: int, side: Side, device: torch.device) -> Tensor:
+        angles = self._angles(torch.arange(first, first + count, device=device), phased=side == "query")
+        return torch.cat([angles.cos(), angles.sin()], dim=-2)  # [*T, 2K, N]
+
+    def _scaled(self, noise: Tensor) -> Tensor:
+        gains = self.gains()
+        return torch.cat([gains, gains], dim=-1)[..., None] * noise
+
+
+class ConvTemplates(Templates):
+    r"""Correlations of two filters (convSPE).
+
+    .. math:: P(\ell) = \sum_p \varphi^Q_p\, \varphi^K_{p - \ell}
+
+    P is 0 from the lag ``kernel_size`` on. Filters start positive and random, with P(0) about 1.
+
+    Args:
+        shape: Shape of the templates T.
+        kernel_size: Length of the filters.
+        gated: Whether they have gates.
+    """
+
+    def __init__(self, shape: tuple[int, ...], kernel_size: int = _DEFAULT_KERNEL, gated: bool = True) -> None:
+        super().__init__(shape, gated)
+        self.kernel_size = kernel_size
+        scale = 2.0 / math.sqrt(kernel_size)
+        self.query_filter = nn.Parameter(scale * torch.rand(*shape, kernel_size))
+        self.key_filter = nn.Parameter(scale * torch.rand(*shape, kernel_size))
+
+    def process_template(self, lags: Tensor) -> Tensor:
+        """Every correlation is the sum of one diagonal of the outer product of the filters."""
+        query, key = wide(self.query_filter).flatten(0, -2), wide(self.key_filter).flatten(0, -2)
+        size = self.kernel_size
+        # A channel per template: P(-size + 1), ..., P(size - 1).
+        found = F.conv1d(query[None], key[:, None], padding=size - 1, groups=len(query))[0]
+        lags = lags.to(found.device)
+        inside = lags.abs() < size
+        return torch.where(inside, found[:, torch.where(inside, lags + size - 1, 0)], 0.0).unflatten(0, self.shape)
+
+    def sources(self, first: int, count: int) -> tuple[int, int]:
+        """A source for every position, and for those that the filters look back to."""
+        return first - self.kernel_size + 1, count + self.kernel_size - 1
+
+    @property
+    def sources_per_code(self) -> int:
+        """One per tap of the filter."""
+        return self.kernel_size
+
+    def process_codes(self, noise: Tensor, first: int, count: int, side: Side) -> Tensor:  # noqa: ARG002
+        """White noise through the filter of one side."""
+        taps = wide(self.query_filter if side == "query" else self.key_filter).flatten(0, -2)
+        signal = noise[..., : count + self.kernel_size - 1, :].flatten(0, -3)[None].to(taps.dtype)
+        if not count:
+            return signal.new_zeros(*self.shape, 0, noise.shape[-1])
+        # Torch correlates, so a filter that looks back is turned around.
+        codes = F.conv2d(signal, taps.flip(-1)[:, None, :, None], groups=len(taps))
+        return codes[0].unflatten(0, self.shape)
+
+
+def make_templates(
+    shape: tuple[int, ...], kind: Kind, num_sines: int | None, kernel_size: int | None, gated: bool
+) -> Templates:
+    """Templates of a kind; what belongs to the other kind is refused."""
+    if kind not in get_args(Kind):
+        raise ValueError(f"`kind` must be one of {get_args(Kind)}, but is {kind!r}.")
+    if kind == "sine":
+        if kernel_size is not None:
+            raise ValueError("`kernel_size` is for kind='conv'. Leave it out, or pass num_sines.")
+        sines = _DEFAULT_SINES if num_sines is None else num_sines
+        check_size("num_sines", sines)
+        return SineTemplates(shape, sines, gated)
+    if num_sines is not None:
+        raise ValueError("`num_sines` is for kind='sine'. Leave it out, or pass kernel_size.")
+    size = _DEFAULT_KERNEL if kernel_size is None else kernel_size
+    check_size("kernel_size", size)
+    return ConvTemplates(shape, size, gated)
+
+
+def check_size(name: str, value: object) -> None:
+    """A ValueError unless it is an integer of at least 1."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"`{name}` must be an integer of at least 1, but is {value!r}.")
+
+
+def check_seed(seed: object) -> int:
+    """A seed as a plain integer; a new one from torch's generator where there is none."""
+    if seed is None:
+        return int(torch.randint(2**62, (), device="cpu"))
+    if isinstance(seed, bool) or not isinstance(seed, int) or not -(2**63) <= seed < 2**63:
+        raise ValueError(f"`seed` must be an integer of 64 bits, but is {seed!r}.")
+    return seed
+
+
+def save_seed(seed: int) -> Tensor:
+    """What a checkpoint needs to draw the same noise again, [2]: the version of the noise and the seed."""
+    return torch.tensor([NOISE_VERSION, seed], device="cpu")
+
+
+def load_seed(state: Tensor) -> int:
+    """The seed of a checkpoint, or a ValueError if it would give other noise here."""
+    numbers = state.flatten().tolist()
+    if len(numbers) != 2 or numbers[0] != NOISE_VERSION:
+        raise ValueError(
+            f"The checkpoint must have [version={NOISE_VERSION}, seed] of its noise, but has {numbers}. "
+            "Load it with the release that saved it."
+        )
+    return check_seed(numbers[1])
+
+
+def wide(x: Tensor) -> Tensor:
+    """In at least float32."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def _normal(
+    seed: Tensor | int,
+    purpose: int,
+    shape: tuple[int, ...],
+    sources: tuple[int, int],
+    num_columns: int,
+    device: torch.device | str,
+) -> Tensor:
+    """Normal noise of variance 1 / R, [*T, J, R], in float32."""
+    first, count = sources
+    state = torch.zeros((), dtype=torch.int64, device=device)
+    state = random.absorb(random.absorb(state, torch.as_tensor(seed, device=device)), purpose)
+    state = random.absorb(state, torch.arange(math.prod(shape), device=device)[:, None])
+    state = random.absorb(state, torch.arange(first, first + count, device=device))
+    # A state gives two columns.
+    state = random.absorb(state[..., None], torch.arange((num_columns + 1) // 2, device=device))
+    normal = random.normal_pair(state).flatten(-2)[..., :num_columns] * num_columns**-0.5
+    return normal.to(torch.float32).unflatten(0, shape)
