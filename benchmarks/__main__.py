@@ -24,6 +24,9 @@ ALL = (
     "scaling",
     "points",
     "growth",
+    "grids",
+    "forests",
+    "mask_costs",
     "strategies",
     "start",
 )

@@ -26,6 +26,13 @@ def barabasi_albert(num_nodes: int) -> tm.Graph:
     return tm.Graph.from_networkx(nx.barabasi_albert_graph(num_nodes, 3, seed=0))
 
 
+def random_tree(num_nodes: int, seed: int = 0) -> tm.Graph:
+    """A random recursive tree: every new node is joined to one of those before it, all alike."""
+    child = np.arange(1, num_nodes)
+    parent = np.floor(np.random.default_rng(seed).random(num_nodes - 1) * child).astype(np.int64)
+    return tm.Graph.from_edges(np.stack([parent, child]), num_nodes)
+
+
 def read_npz(path: Path) -> tm.Graph:
     """The graph of a data set: arrays ``y``, one per node, and ``edges``, [E, 2] undirected."""
     with np.load(path, allow_pickle=False) as arrays:

@@ -89,7 +89,7 @@ def _run_all(quick: bool) -> Iterator[Case]:
                     yield run_case(Case(name, walks, WIDTHS[-1], "softmax"), mask)
 
 
-def run_case(case: Case, mask: tm.WalkMask) -> Case:
+def run_case(case: Case, mask: tm.Mask) -> Case:
     """Time the strategies of a case side by side, once their answers have been found to agree."""
     q, k, v = torch.randn(3, 1, 1, mask.num_queries, case.width)
     attend = tm.masked_attention if case.kernel == "linear" else tm.masked_softmax_attention
@@ -117,7 +117,7 @@ def run_case(case: Case, mask: tm.WalkMask) -> Case:
     return case
 
 
-def _open_ways(case: Case, mask: tm.WalkMask) -> Iterator[Way]:
+def _open_ways(case: Case, mask: tm.Mask) -> Iterator[Way]:
     """The strategies to time; why others are skipped is written down in the case."""
     plan = partial(tm.plan_attention, mask, case.width, case.width, kernel=case.kernel)
     chosen = plan()

@@ -1,0 +1,122 @@
+"""Every mask at sizes from 64 to 4,096 tokens: does "auto" take the fastest way, and does memory grow as promised?
+
+32 features, 32 values, one head, parameters fixed, forward, linear attention. Memory is the most that torch holds during
+a forward pass by the features of the mask, above its inputs, per token.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+
+import numpy as np
+import torch
+
+import topomask as tm
+from benchmarks import graphs, report
+from benchmarks.memory import peak_extra_bytes
+from benchmarks.strategies import WAYS, Case, run_case
+
+WIDTH = 32
+SIDES = (8, 16, 32, 64)
+# Sides of the grids on which memory is compared.
+MEMORY_SIDES = (64, 128)
+# These form weights for all pairs, and say so.
+QUADRATIC = ("ShortestPathMask", "LearnedFeatureMask")
+
+MASKS: dict[str, Callable[[int], tm.Mask]] = {
+    "WalkMask": lambda side: tm.WalkMask(tm.grid_graph(side, side), seed=0),
+    "WalkMask, asymmetric": lambda side: tm.WalkMask(tm.grid_graph(side, side), symmetric=False, seed=0),
+    "VisitMask": lambda side: tm.VisitMask(tm.grid_graph(side, side), seed=0),
+    "PowerSeriesMask": lambda side: tm.PowerSeriesMask(tm.grid_graph(side, side), tm.series.heat(8)),
+    "DiffusionMask": lambda side: tm.DiffusionMask(tm.grid_graph(side, side)),
+    "ToeplitzMask": lambda side: tm.ToeplitzMask((side, side)),
+    "ToeplitzMask, causal": lambda side: tm.ToeplitzMask(side * side, causal=True),
+    "StochasticPositionMask": lambda side: tm.StochasticPositionMask(side * side, seed=0),
+    "HypercubeMask": lambda side: tm.HypercubeMask(int(np.log2(side * side))),
+    "ForestMask, exponential": lambda side: tm.ForestMask(graphs.random_tree(side * side)),
+    "ForestMask, table": lambda side: tm.ForestMask(graphs.random_tree(side * side), table=0.5 ** torch.arange(40)),
+    "DegreeMask": lambda side: tm.DegreeMask(tm.grid_graph(side, side)),
+    "NeighborMask": lambda side: tm.NeighborMask(tm.grid_graph(side, side)),
+    "ShortestPathMask": lambda side: tm.ShortestPathMask(tm.grid_graph(side, side)),
+    "LearnedFeatureMask": lambda side: tm.LearnedFeatureMask(side * side),
+    "LowRankMask": lambda side: tm.LowRankMask(torch.rand(side * side, 16)),
+    "SumMask": lambda side: tm.WalkMask(tm.grid_graph(side, side), seed=0) + tm.ToeplitzMask((side, side)),
+    "KroneckerMask": lambda side: tm.KroneckerMask(
+        tm.ToeplitzMask(side, causal=True), tm.WalkMask(tm.path_graph(side), seed=0)
+    ),
+    "PrefixMask": lambda side: tm.PrefixMask(tm.ToeplitzMask((side, side))),
+}
+
+
+def main(quick: bool = False) -> None:
+    torch.manual_seed(0)
+    cases, start = [], time.perf_counter()
+    for name, make in MASKS.items():
+        for side in (4, 8) if quick else SIDES:
+            case = run_case(Case(f"{side * side}", name, WIDTH, "linear"), make(side))
+            cases.append(case)
+            times = ", ".join(f"{way} {1e3 * statistics.median(t):.3g} ms" for way, t in case.seconds.items())
+            print(
+                f"[{time.perf_counter() - start:4.0f} s] {name}, {case.graph} tokens: auto {case.auto}, "
+                f"{case.ratio.value:.2f} x best; {times}",
+                flush=True,
+            )
+    _report_times(cases)
+    memory = _measure_memory((4, 8) if quick else MEMORY_SIDES)
+    worst = max(cases, key=lambda case: case.ratio.value)
+    linear = {name: found for name, found in memory.items() if name not in QUADRATIC}
+    steepest = max(linear, key=lambda name: linear[name][1] / linear[name][0])
+    growth = linear[steepest][1] / linear[steepest][0]
+    bars = report.bars(
+        [
+            report.Bar(
+                f"the worst auto / best ({worst.walks}, {worst.graph} tokens)",
+                worst.ratio.value,
+                "<=",
+                1.3,
+                str(worst.ratio),
+            ),
+            report.Bar(f"the largest growth of memory per token ({steepest})", growth, "<=", 1.5),
+        ],
+        quick=quick,
+    )
+    found = [asdict(case) | {"best": case.best, "auto_over_best": case.ratio.value} for case in cases]
+    report.save("mask_costs", {"cases": found, "bytes_per_token": memory, "bars": bars, "quick": quick})
+
+
+def _report_times(cases: list[Case]) -> None:
+    rows = []
+    for case in cases:
+        times = [
+            f"{1e3 * statistics.median(case.seconds[w]):.3g}" if w in case.seconds else "-" for w in WAYS["linear"]
+        ]
+        rows.append([case.walks, case.graph, *times, case.auto, str(case.ratio)])
+    report.table(["mask", "tokens", "pairs ms", "features", "dense", "auto", "auto / best"], rows)
+
+
+def _measure_memory(sides: tuple[int, int]) -> dict[str, list[float]]:
+    """Bytes per token of a forward pass by features, on a small and a large grid."""
+    found: dict[str, list[float]] = {}
+    for name, make in MASKS.items():
+        found[name] = []
+        for side in sides:
+            mask = make(side)
+            q, k, v = torch.randn(3, 1, 1, mask.num_keys, WIDTH)
+
+            def attend(mask: tm.Mask = mask, q=q, k=k, v=v) -> None:
+                tm.masked_attention(q, k, v, mask, strategy="features")
+
+            with torch.no_grad():
+                attend()
+                found[name].append(peak_extra_bytes(attend) / mask.num_keys)
+    header = ["mask", *(f"KB per token, {side * side:,} tokens" for side in sides), "ratio"]
+    rows = [[name, *(f"{x / 1e3:.3g}" for x in pair), f"{pair[1] / pair[0]:.3g}"] for name, pair in found.items()]
+    report.table(header, rows)
+    return found
+
+
+if __name__ == "__main__":
+    main()
