@@ -1,7 +1,7 @@
 """Every mask at sizes from 64 to 4,096 tokens: does "auto" take the fastest way, and does memory grow as promised?
 
-32 features, 32 values, one head, parameters fixed, forward, linear attention. Memory is the most that torch holds during
-a forward pass by the features of the mask, above its inputs, per token.
+32 features, 32 values, one head, parameters fixed, forward, linear attention. Memory is the most that torch holds
+during a forward pass by the features of the mask, above its inputs, per token.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 
 import numpy as np
 import torch
@@ -106,9 +107,7 @@ def _measure_memory(sides: tuple[int, int]) -> dict[str, list[float]]:
             mask = make(side)
             q, k, v = torch.randn(3, 1, 1, mask.num_keys, WIDTH)
 
-            def attend(mask: tm.Mask = mask, q=q, k=k, v=v) -> None:
-                tm.masked_attention(q, k, v, mask, strategy="features")
-
+            attend = partial(tm.masked_attention, q, k, v, mask, strategy="features")
             with torch.no_grad():
                 attend()
                 found[name].append(peak_extra_bytes(attend) / mask.num_keys)

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from topomask.masks import (
         DegreeMask,
         DenseMask,
+        ForestMask,
         HypercubeMask,
         KroneckerMask,
         LearnedFeatureMask,
@@ -40,6 +41,7 @@ __all__ = [
     "DegreeMask",
     "DenseMask",
     "ExponentialDecay",
+    "ForestMask",
     "Graph",
     "HypercubeMask",
     "KroneckerMask",
@@ -84,6 +86,7 @@ _HOMES = {
     "masks": (
         "DegreeMask",
         "DenseMask",
+        "ForestMask",
         "HypercubeMask",
         "KroneckerMask",
         "LearnedFeatureMask",

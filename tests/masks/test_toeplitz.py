@@ -193,7 +193,9 @@ def test_rounding_errors_are_below_the_stated_bound(shape, entries):
                 assert bound.shape == (1, 1, 4)
                 assert (errors <= bound).all(), (name, (errors / bound).max())
             if name == "random" and entries == "random" and mask.num_keys > 1:
-                assert (bound <= 200 * errors.amax()).all(), "a bound so loose would blank rows that attend to something"
+                assert (bound <= 200 * errors.amax()).all(), (
+                    "a bound so loose would blank rows that attend to something"
+                )
 
 
 def test_noise_follows_the_precision():
@@ -233,7 +235,9 @@ def test_a_query_that_attends_to_nothing_gives_zero(name, normalizer):
     assert (noise[..., empty, :] != 0).any(), "the test needs products with rounding noise"
     out = tm.masked_attention(q.abs(), keys, v, mask, strategy="features", normalizer=normalizer)
     assert (out[..., empty, :] == 0).all()
-    gradients = torch.autograd.grad(out[..., empty, :].square().sum() + out[..., empty, :].sum(), [q, k, v, mask.weight])
+    gradients = torch.autograd.grad(
+        out[..., empty, :].square().sum() + out[..., empty, :].sum(), [q, k, v, mask.weight]
+    )
     assert all((gradient == 0).all() for gradient in gradients)
     dense = tm.masked_attention(q.abs(), keys, v, mask, strategy="dense", normalizer=normalizer)
     if normalizer == "absolute":

@@ -3,6 +3,7 @@
 from topomask.masks.base import Entries, Mask
 from topomask.masks.degree import DegreeMask
 from topomask.masks.dense import DenseMask
+from topomask.masks.forest import ForestMask
 from topomask.masks.hypercube import HypercubeMask
 from topomask.masks.kronecker import KroneckerMask
 from topomask.masks.learned_features import LearnedFeatureMask
@@ -21,6 +22,7 @@ __all__ = [
     "DegreeMask",
     "DenseMask",
     "Entries",
+    "ForestMask",
     "HypercubeMask",
     "KroneckerMask",
     "LearnedFeatureMask",

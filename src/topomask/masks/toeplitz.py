@@ -143,7 +143,7 @@ class ToeplitzMask(Mask):
         return F.pad(values, (0, self.num_keys - 1)) if self.causal else values
 
     def _apply_f(self, f: nn.Module) -> Tensor:
-        """f of all distances, [H, K]."""
+        """F of all distances, [H, K]."""
         dtype = next((x.dtype for x in f.parameters() if x.is_floating_point()), torch.get_default_dtype())
         values = f(self._distances().to(dtype)[:, None])
         if values.shape not in ((len(self._levels), 1), (len(self._levels), self.num_heads)):

@@ -1,0 +1,123 @@
+"""Forests cut in two, again and again: what is needed to add up any function of distances.
+
+A tree is cut at a node such that each side holds between a third and two thirds of it. Every path from one side to the
+other goes through that node, so its length is the sum of two distances to it: sums over the other side are convolutions
+over distances. Then both sides are cut in turn. No pair of nodes is met twice, so nothing is ever subtracted.
+
+The node at the cut belongs to one side. Where it holds the other together it stays there as a joint, which carries
+nothing; joints that join nothing, or only two, are taken out. So a part never has more joints than nodes.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from topomask.ops import segments
+from topomask.ops.backend import compiled
+from topomask.ops.forest_table.cuts import cut_kernel, root_kernel
+
+# Products of distances that are formed one by one for every two that a transform of this size would take per entry.
+_DIRECT = 24.0
+
+
+class Decomposition(NamedTuple):
+    """Cuts of a forest, level by level. Places are an order of the nodes in which every part is a run.
+
+    A slot is one distance to the cut on one side of one part. Sides 2k and 2k + 1 belong to cut k.
+    """
+
+    nodes: Tensor  # [N], the node at every place
+    slots: Tensor  # [levels, N], int32: the slot of every place, -1 where its part is one node
+    level_ptr: Tensor  # [levels + 1], where the sides of every level begin
+    slot_ptr: Tensor  # [sides + 1], where the slots of every side begin; they start from 0 in every level
+    distances: Tensor  # [slots of all levels], ascending in every side
+    is_long: Tensor  # [sides], whether to use transforms
+    runs: Tensor  # [sides / 2, 3], first place and end of the places of every cut, and its level
+    depth_first: Tensor  # [sides / 2], an order of the cuts in which those of a part come one after the other
+
+    def to(self, device: torch.device) -> Decomposition:
+        """The cuts on another device."""
+        return Decomposition(*(tensor.to(device) for tensor in self))
+
+
+def decompose(indptr: np.ndarray, indices: np.ndarray, lengths: np.ndarray | None = None) -> Decomposition:
+    """Cut a forest, given by compressed sparse rows that hold every edge twice, until all parts are single nodes.
+
+    Args:
+        indptr: [N + 1].
+        indices: [2 E].
+        lengths: Integer lengths of at least 0 of the entries, [2 E]. Default: 1.
+    """
+    size = len(indptr) - 1
+    if lengths is None:
+        lengths = np.ones(len(indices), np.int64)
+    part = _make_part(size)
+    is_compiled = compiled(torch.empty(0, device="cpu"))
+    root, cut = (kernel if is_compiled else kernel.function for kernel in (root_kernel, cut_kernel))
+    count = root(indptr.astype(np.int64), indices.astype(np.int64), lengths.astype(np.int64), *part)
+    places, starts = np.empty(size, np.int64), part.ptr[:count].copy()
+    slots, distances, runs = list[np.ndarray](), list[np.ndarray](), list[np.ndarray]()
+    pointers, level_ptr = [np.zeros(1, np.int64)], [0]
+    while count:
+        following, new_starts = _make_part(size), np.empty(size, np.int64)
+        slot, found = np.full(size, -1, np.int32), np.empty(size, np.int64)
+        slot_ptr, spans = np.empty(2 * count + 1, np.int64), np.empty((count, 3), np.int64)
+        sides, count = cut(*part, count, starts, places, *following, new_starts, slot, found, slot_ptr, spans)
+        part, starts = following, new_starts
+        if sides:
+            total = slot_ptr[sides]
+            slots.append(slot)
+            distances.append(found[:total].copy())
+            pointers.append(slot_ptr[1 : sides + 1] + pointers[-1][-1])
+            spans[:, 2] = len(runs)
+            runs.append(spans[: sides // 2])
+            level_ptr.append(level_ptr[-1] + sides)
+    return _finish(places, slots, np.concatenate(pointers), distances, level_ptr, runs)
+
+
+class _Part(NamedTuple):
+    """Trees one after the other, parents before children."""
+
+    node: np.ndarray  # the node, or -1 - node for a joint
+    parent: np.ndarray  # index of the parent in the same tree, -1 for its root
+    length: np.ndarray  # of the edge to the parent
+    ptr: np.ndarray  # where trees begin
+
+
+def _make_part(size: int) -> _Part:
+    """Room for trees with ``size`` nodes and as many joints."""
+    node, parent, length = (np.empty(2 * size, np.int64) for _ in range(3))
+    return _Part(node, parent, length, np.empty(size + 1, np.int64))
+
+
+def _finish(
+    places: np.ndarray,
+    slots: list[np.ndarray],
+    slot_ptr: np.ndarray,
+    distances: list[np.ndarray],
+    level_ptr: list[int],
+    runs: list[np.ndarray],
+) -> Decomposition:
+    with torch.inference_mode(False):
+        nodes = torch.from_numpy(places)
+        by_place = [torch.from_numpy(slot)[nodes] for slot in slots]
+        found = np.concatenate([*distances, np.zeros(0, np.int64)])
+        sides = np.diff(slot_ptr).reshape(-1, 2)
+        last = (found[slot_ptr[1:] - 1] if len(sides) else np.zeros(0, np.int64)).reshape(-1, 2).sum(axis=1)
+        work = _DIRECT * 2.0 * (last + 1.0) * np.log2(last + 2.0)
+        spans = np.concatenate([*runs, np.zeros((0, 3), np.int64)])
+        is_long = np.repeat(2.0 * sides.prod(axis=1) > work, 2)
+        return Decomposition(
+            nodes,
+            torch.stack(by_place) if slots else torch.empty(0, len(nodes), dtype=torch.int32),
+            torch.tensor(level_ptr),
+            torch.from_numpy(slot_ptr),
+            torch.from_numpy(found).to(segments.index_type(int(found.max(initial=0)) + 1)),
+            torch.from_numpy(is_long),
+            torch.from_numpy(spans),
+            torch.from_numpy(np.lexsort((spans[:, 2], spans[:, 0]))),
+        )

@@ -1,0 +1,171 @@
+"""Sums of a function of distances over the cuts of a forest, compiled; long cuts go through torch's transforms.
+
+A task takes some columns through all cuts, those of a part after each other. Places are an order in which every part is
+a run, so what is cut stays in the cache while it gets smaller and smaller.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numba import njit, prange
+from torch import Tensor
+
+from topomask.ops.backend import Kernel, arrays
+from topomask.ops.forest_table import reference
+from topomask.ops.forest_table.decomposition import Decomposition
+
+_COLUMNS = 64
+
+
+@njit(error_model="numpy")
+def _gather(slots, begin, end, base, x, sums):
+    """Sums by slot over the places of a cut."""
+    if x.shape[1] == _COLUMNS:
+        # A number of columns that the compiler knows becomes vector instructions.
+        for place in range(begin, end):
+            k = np.uint64(slots[place] - base)
+            for c in range(_COLUMNS):
+                sums[k, c] += x[place, c]
+        return
+    for place in range(begin, end):
+        k = np.uint64(slots[place] - base)
+        for c in range(x.shape[1]):
+            sums[k, c] += x[place, c]
+
+
+@njit(error_model="numpy")
+def _spread(slots, begin, end, base, mixed, total):
+    """Add to every place of a cut what its slot has."""
+    if total.shape[1] == _COLUMNS:
+        for place in range(begin, end):
+            k = np.uint64(slots[place] - base)
+            for c in range(_COLUMNS):
+                total[place, c] += mixed[k, c]
+        return
+    for place in range(begin, end):
+        k = np.uint64(slots[place] - base)
+        for c in range(total.shape[1]):
+            total[place, c] += mixed[k, c]
+
+
+@njit(error_model="numpy", fastmath={"reassoc", "contract", "nsz"})
+def _correlate(f, distances, first, middle, end, sums, mixed):
+    """What both sides of a cut get of each other, by distance."""
+    for i in range(middle):
+        d = distances[first + i]
+        for j in range(middle, end):
+            weight = f[d + distances[first + j]]
+            if sums.shape[1] == _COLUMNS:
+                for c in range(_COLUMNS):
+                    mixed[i, c] += weight * sums[j, c]
+                for c in range(_COLUMNS):
+                    mixed[j, c] += weight * sums[i, c]
+            else:
+                for c in range(sums.shape[1]):
+                    mixed[i, c] += weight * sums[j, c]
+                    mixed[j, c] += weight * sums[i, c]
+
+
+@njit(error_model="numpy")
+def _task(number, shape, step):
+    """The input, head and first column of a task."""
+    num_blocks = (shape[3] + step - 1) // step
+    return number // (shape[1] * num_blocks), number // num_blocks % shape[1], number % num_blocks * step
+
+
+def _sum_columns(nodes, slots, level_ptr, slot_ptr, distances, is_long, runs, depth_first, f, x, out, step, num_tasks):
+    size = len(nodes)
+    for number in prange(num_tasks):
+        b, h, column = _task(number, x.shape, step)
+        width = min(step, x.shape[3] - column)
+        moved, total = np.zeros((size, step), x.dtype), np.empty((size, step), x.dtype)
+        sums, mixed = np.zeros((size, step), x.dtype), np.zeros((size, step), x.dtype)
+        table = f[h]
+        for place in range(size):
+            for c in range(width):
+                moved[place, c] = x[b, h, nodes[place], column + c]
+            for c in range(step):
+                total[place, c] = table[0] * moved[place, c]
+        for cut in depth_first:
+            if not is_long[2 * cut]:
+                begin, end, level = runs[cut]
+                first, count = slot_ptr[2 * cut], slot_ptr[2 * cut + 2] - slot_ptr[2 * cut]
+                base = first - slot_ptr[level_ptr[level]]
+                _gather(slots[level], begin, end, base, moved, sums)
+                _correlate(table, distances, first, slot_ptr[2 * cut + 1] - first, count, sums, mixed)
+                _spread(slots[level], begin, end, base, mixed, total)
+                sums[:count] = 0.0
+                mixed[:count] = 0.0
+        for place in range(size):
+            for c in range(width):
+                out[b, h, nodes[place], column + c] = total[place, c]
+
+
+def _sum_gradients(nodes, slots, level_ptr, slot_ptr, distances, is_long, runs, depth_first, x, grad, out, step):
+    """The gradient in f of every task, ``out`` [tasks, D]."""
+    size = len(nodes)
+    for number in prange(out.shape[0]):
+        b, h, column = _task(number, x.shape, step)
+        width = min(step, x.shape[3] - column)
+        moved, grads = np.zeros((size, step), x.dtype), np.zeros((size, step), x.dtype)
+        sums, grad_sums = np.zeros((size, step), x.dtype), np.zeros((size, step), x.dtype)
+        for place in range(size):
+            for c in range(width):
+                moved[place, c] = x[b, h, nodes[place], column + c]
+                grads[place, c] = grad[b, h, nodes[place], column + c]
+                out[number, 0] += np.float64(moved[place, c]) * grads[place, c]
+        for cut in depth_first:
+            if not is_long[2 * cut]:
+                begin, end, level = runs[cut]
+                first, count = slot_ptr[2 * cut], slot_ptr[2 * cut + 2] - slot_ptr[2 * cut]
+                base = first - slot_ptr[level_ptr[level]]
+                _gather(slots[level], begin, end, base, moved, sums)
+                _gather(slots[level], begin, end, base, grads, grad_sums)
+                middle = slot_ptr[2 * cut + 1] - first
+                for i in range(middle):
+                    for j in range(middle, count):
+                        product = 0.0
+                        for c in range(step):
+                            product += sums[i, c] * grad_sums[j, c] + sums[j, c] * grad_sums[i, c]
+                        out[number, distances[first + i] + distances[first + j]] += product
+                sums[:count] = 0.0
+                grad_sums[:count] = 0.0
+
+
+_sum_kernel, _gradient_kernel = Kernel(_sum_columns), Kernel(_sum_gradients, fastmath=True)
+
+
+def _cut_arrays(cuts: Decomposition) -> list[np.ndarray]:
+    return arrays(*cuts)
+
+
+def _tasks(x: Tensor) -> tuple[int, int]:
+    """Columns of a task, and how many tasks there are."""
+    step = max(1, min(_COLUMNS, x.shape[-1]))
+    return step, x.shape[0] * x.shape[1] * -(-x.shape[-1] // step)
+
+
+def forest_table(cuts: Decomposition, f: Tensor, x: Tensor) -> Tensor:
+    """Sums of f(distance) x over the nodes of every tree, [G, H, N, C]."""
+    out = torch.empty_like(x, memory_format=torch.contiguous_format)
+    step, num_tasks = _tasks(x)
+    _sum_kernel(*_cut_arrays(cuts), *arrays(f, x, out), step, num_tasks)
+    if bool(cuts.is_long.any()):
+        moved = reference.by_place(cuts, x)
+        far = torch.zeros_like(moved)
+        reference.add_groups(far, cuts, f, moved, only_long=True)
+        out += reference.by_node(cuts, far, x)
+    return out
+
+
+def forest_table_backward(cuts: Decomposition, f: Tensor, x: Tensor, grad: Tensor) -> Tensor:
+    """The gradient in f."""
+    step, num_tasks = _tasks(x)
+    parts = torch.zeros(num_tasks, f.shape[1], dtype=torch.float64)
+    _gradient_kernel(*_cut_arrays(cuts), *arrays(x, grad, parts), step)
+    out = parts.view(x.shape[0], x.shape[1], -1, f.shape[1]).sum(dim=(0, 2)).to(f.dtype)
+    if bool(cuts.is_long.any()):
+        moved, grads = reference.by_place(cuts, x), reference.by_place(cuts, grad)
+        reference.add_group_gradients(out, cuts, moved, grads, only_long=True)
+    return out

@@ -1,0 +1,106 @@
+"""Forests from the roots on: an order of the nodes, what stands above each, and distances."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from topomask.ops import segments
+from topomask.ops.rooted_forest.kernels import Array, describe_kernel, diameters_kernel, root_kernel, run
+
+# Nodes of a cycle that an error names.
+_MAX_NAMED = 10
+
+
+class RootedForest(NamedTuple):
+    """A forest whose nodes stand in an order in which every subtree is a run that begins with its root."""
+
+    nodes: Tensor  # [N], int32 where it fits
+    above: Tensor  # [N], the place of the parent, -1 for roots
+    depths: Tensor  # [N], edges to the root
+    trees: Tensor  # [N], the tree of every place, ascending
+    kinds: Tensor  # [N], int8: the sum of LEAF for places with nothing below and of LAST for the last child of a place
+    entries: Tensor  # [2, N], the two entries in compressed sparse rows of the edge to the parent; 0 for roots
+
+    def to(self, device: torch.device) -> RootedForest:
+        """The forest on another device."""
+        return RootedForest(*(tensor.to(device) for tensor in self))
+
+
+def root_forest(indptr: Array, indices: Array) -> RootedForest:
+    """Root a forest given by compressed sparse rows that hold every edge twice.
+
+    Raises:
+        ValueError: If there is a cycle; the error names its nodes.
+    """
+    size = len(indptr) - 1
+    kind = np.int32 if len(indices) < 2**31 else np.int64
+    nodes, above, depths, trees = np.empty((4, size), dtype=kind)
+    entries, kinds = np.empty((2, size), dtype=kind), np.empty(size, dtype=np.int8)
+    length = run(root_kernel, indptr, indices, nodes, above, entries)
+    if length:
+        raise ValueError(_name_cycle(nodes[:length].tolist()))
+    run(describe_kernel, above, depths, trees, kinds)
+    with torch.inference_mode(False):
+        return RootedForest(*(torch.from_numpy(array) for array in (nodes, above, depths, trees, kinds, entries)))
+
+
+def _name_cycle(cycle: list[int]) -> str:
+    if len(cycle) == 1:
+        return f"node {cycle[0]} has a self-loop"
+    names = [str(node) for node in [*cycle, cycle[0]]]
+    if len(cycle) > _MAX_NAMED:
+        half = _MAX_NAMED // 2
+        names = [*names[:half], "...", *names[-half:]]
+    return f"its nodes {' - '.join(names)} form a cycle of {len(cycle)} edges"
+
+
+def diameter(forest: RootedForest, lengths: Tensor) -> float:
+    """The largest distance within a tree, for lengths [N] of the edges to parents."""
+    values = lengths.detach().cpu().double().contiguous().numpy()
+    return float(run(diameters_kernel, forest.above.cpu().numpy(), values, np.empty_like(values)))
+
+
+def distances(forest: RootedForest, lengths: Tensor) -> tuple[Tensor, Tensor]:
+    """Distances between all nodes, [N, N], and whether they are in one tree; differentiable in the lengths.
+
+    The distance of two nodes is the sum of their depths less twice that of their lowest common ancestor. In the order
+    of the forest, that is the parent of the highest place after the one and up to the other.
+
+    Args:
+        forest: The forest.
+        lengths: Length of the edge to the parent of every place, [N].
+    """
+    nodes, above = forest.nodes.long(), forest.above.long()
+    size = len(nodes)
+    if not size:
+        return lengths.new_zeros(0, 0), torch.zeros(0, 0, dtype=torch.bool, device=lengths.device)
+    place = torch.arange(size, device=nodes.device)
+    later = place[None, :] > place[:, None]
+    highest = torch.where(later, forest.depths, size).cummin(dim=1).indices
+    common = torch.where(later, above[highest], place[:, None])
+    depth = depth_sums(above, lengths)
+    found = depth[:, None] + depth[None, :] - 2 * depth[common.clamp(min=0)]
+    found = torch.where(later & (common >= 0), found, 0.0)
+    back = torch.empty_like(place).scatter(0, nodes, place)
+    together = forest.trees[:, None] == forest.trees[None, :]
+    return (found + found.mT)[back][:, back], together[back][:, back]
+
+
+def depth_sums(above: Tensor, values: Tensor) -> Tensor:
+    """Sums of values [N] from every place up to its root, doubling the steps; differentiable in the values."""
+    above = torch.where(above < 0, len(above), above)
+    above = torch.cat([above, above.new_tensor([len(above)])])
+    sums = torch.cat([values, values.new_zeros(1)])
+    # As many steps as the deepest tree could need: asking would break a compiled graph.
+    for _ in range(max(0, len(values) - 1).bit_length()):
+        sums, above = sums + sums[above], above[above]
+    return sums[:-1]
+
+
+def tree_pointers(forest: RootedForest) -> Tensor:
+    """Where trees begin, [T + 1], on the CPU."""
+    return segments.pointers(torch.bincount(forest.trees.cpu()))
