@@ -193,14 +193,16 @@ def test_rounding_errors_are_below_the_stated_bound(shape, entries):
                 assert bound.shape == (1, 1, 4)
                 assert (errors <= bound).all(), (name, (errors / bound).max())
             if name == "random" and entries == "random" and mask.num_keys > 1:
-                assert (bound <= 200 * errors.amax()).all(), "a bound so loose would blank rows that attend to something"
+                assert (bound <= 200 * errors.amax()).all(), (
+                    "a bound so loose would blank rows that attend to something"
+                )
 
 
 def test_noise_follows_the_precision():
     mask = tm.ToeplitzMask(32)
     x = torch.rand(1, 32, 1)
     single, double = mask.product_noise(x), mask.product_noise(x.double())
-    assert single.dtype == torch.float32 and double.dtype == torch.float64
+    assert (single.dtype, double.dtype) == (torch.float32, torch.float64)
     assert double < 1e-8 * single
     assert mask.product_noise(x.half()).dtype == torch.float32
     assert not mask.product_noise(x).requires_grad
@@ -233,7 +235,9 @@ def test_a_query_that_attends_to_nothing_gives_zero(name, normalizer):
     assert (noise[..., empty, :] != 0).any(), "the test needs products with rounding noise"
     out = tm.masked_attention(q.abs(), keys, v, mask, strategy="features", normalizer=normalizer)
     assert (out[..., empty, :] == 0).all()
-    gradients = torch.autograd.grad(out[..., empty, :].square().sum() + out[..., empty, :].sum(), [q, k, v, mask.weight])
+    gradients = torch.autograd.grad(
+        out[..., empty, :].square().sum() + out[..., empty, :].sum(), [q, k, v, mask.weight]
+    )
     assert all((gradient == 0).all() for gradient in gradients)
     dense = tm.masked_attention(q.abs(), keys, v, mask, strategy="dense", normalizer=normalizer)
     if normalizer == "absolute":
@@ -308,7 +312,8 @@ def test_nothing_of_size_n_squared():
     out = tm.masked_attention(q, q, q, mask)
     assert tm.plan_attention(mask, 2, 2).strategy == "features"
     out.sum().backward()
-    assert q.grad.isfinite().all() and mask.weight.grad.isfinite().all()
+    assert q.grad.isfinite().all()
+    assert mask.weight.grad.isfinite().all()
 
 
 def test_small_grids_are_dense_and_large_ones_go_by_transforms():
