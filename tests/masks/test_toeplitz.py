@@ -202,7 +202,7 @@ def test_noise_follows_the_precision():
     mask = tm.ToeplitzMask(32)
     x = torch.rand(1, 32, 1)
     single, double = mask.product_noise(x), mask.product_noise(x.double())
-    assert single.dtype == torch.float32 and double.dtype == torch.float64
+    assert (single.dtype, double.dtype) == (torch.float32, torch.float64)
     assert double < 1e-8 * single
     assert mask.product_noise(x.half()).dtype == torch.float32
     assert not mask.product_noise(x).requires_grad
@@ -312,7 +312,8 @@ def test_nothing_of_size_n_squared():
     out = tm.masked_attention(q, q, q, mask)
     assert tm.plan_attention(mask, 2, 2).strategy == "features"
     out.sum().backward()
-    assert q.grad.isfinite().all() and mask.weight.grad.isfinite().all()
+    assert q.grad.isfinite().all()
+    assert mask.weight.grad.isfinite().all()
 
 
 def test_small_grids_are_dense_and_large_ones_go_by_transforms():

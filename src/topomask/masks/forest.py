@@ -17,7 +17,7 @@ from topomask.graph_input import check_integer
 from topomask.masks.graph_mask import GraphMask
 from topomask.modulation import table_per_head
 from topomask.ops.forest_sums import forest_sums
-from topomask.ops.forest_table import Decomposition, decompose, forest_table, has_transforms
+from topomask.ops.forest_table import Decomposition, count_transformed_levels, decompose, forest_table
 from topomask.ops.rooted_forest import diameter, distances, root_forest
 
 # exp of more than this, times a sum, does not fit in float32.
@@ -25,7 +25,7 @@ MAX_GROWTH = 80.0
 # Distances per node that a table may have: their convolutions would take longer than all else.
 MAX_DISTANCES_PER_NODE = 64
 # Rounding errors of a transform, in units of the last place, per log2 of its size.
-_NOISE = 2.0
+_NOISE = 1.0
 # Multiply-adds, at the rate of sparse products, per node: of the two passes, and of one level of cuts.
 _PASS_COST, _LEVEL_COST = 6, 4
 
@@ -151,7 +151,7 @@ class ForestMask(GraphMask):
         self.diameter = diameter(forest, self._lengths)
         self._cuts = self._cut(graph) if self.table is not None else None
         # Now rather than when they are asked for, which may be inside torch.compile.
-        self._is_noisy = self._cuts is not None and has_transforms(self._cuts)
+        self._noisy_levels = 0 if self._cuts is None else count_transformed_levels(self._cuts)
         self._work = _PASS_COST * self.num_terms * self.num_keys if self._cuts is None else _count_work(self._cuts)
 
     def _cut(self, graph: Graph) -> Decomposition:
@@ -235,16 +235,17 @@ class ForestMask(GraphMask):
 
         .. math:: c\,\epsilon\,\log_2 P\;\lVert f \rVert_2\,\lVert x \rVert_2
 
-        over the tree of a node, once per level of cuts: P bounds the size of a transform.
+        over the tree of a node, times the root of the number of levels of cuts that are transformed, whose errors are
+        taken for independent. P bounds the size of a transform.
         """
-        if self._cuts is None or not self._is_noisy:
+        if self._cuts is None or not self._noisy_levels:
             return None
         table = self._table(int(self.diameter) + 1).detach()
         dtype = torch.promote_types(x.dtype, table.dtype)
         trees = torch.empty_like(self._forest.trees).scatter(0, self._forest.nodes.long(), self._forest.trees).long()
         squares = x.detach().to(dtype).square()
         total = torch.zeros_like(squares).index_add(-2, trees, squares)[..., trees, :]
-        scale = _NOISE * torch.finfo(dtype).eps * len(self._cuts.slots) * (1.0 + math.log2(2.0 * self.diameter + 2.0))
+        scale = _NOISE * torch.finfo(dtype).eps * self._noisy_levels**0.5 * (1.0 + math.log2(2.0 * self.diameter + 2.0))
         return scale * torch.linalg.vector_norm(table, dim=1)[:, None, None].to(dtype) * total.sqrt()
 
     def to_dense(self) -> Tensor:

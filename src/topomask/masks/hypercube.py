@@ -16,7 +16,7 @@ from topomask.masks.base import Mask
 # Levels that are joined into one matrix product: measured to be faster than less or more.
 _MAX_LEVELS = 5
 # Multiply-adds, at the rate of sparse products, per node and matrix product.
-_COST = 8
+_COST = 3
 
 
 class HypercubeMask(Mask):

@@ -18,8 +18,8 @@ Distance = Literal["l1", "l2", "linf"]
 
 _MAX_DIMS = 3
 # Multiply-adds, at the rate of sparse products, that a transform forth and back takes per P log2 P, P the padded size.
-_COST = 0.8
-# Rounding errors in units of the last place, per log2 P; see `ToeplitzMask.product_noise`.
+_COST = 1.0
+# Rounding errors in units of the last place, per log2 P + 1; see `ToeplitzMask.product_noise`.
 _NOISE = 1.0
 
 
@@ -61,7 +61,7 @@ class ToeplitzMask(Mask):
         positional encoding*.
     """
 
-    weight: nn.Parameter | None
+    weight: Tensor
     f: nn.Module | None
 
     def __init__(
@@ -91,11 +91,11 @@ class ToeplitzMask(Mask):
         # Shows on which device the tensors of the grid are; these are no parameters and are computed in any precision.
         self._probe = torch.empty(0, device="cpu")
         self._levels, self._index = _levels(self.shape, distance or "l2", causal)
-        self.f = self.weight = None
+        self.f = f if isinstance(f, nn.Module) else None
         if isinstance(f, nn.Module):
             if distance is None:
                 raise ValueError("`f` is a module, which maps distances. Say which with `distance`.")
-            self.f = f
+            self.register_parameter("weight", None)
         else:
             self.weight = nn.Parameter(self._initial(f))
             if not self.weight.is_meta:
@@ -134,8 +134,7 @@ class ToeplitzMask(Mask):
 
     def offset_values(self) -> Tensor:
         """The entries by offset, [H, 2X - 1, ...], that of (0, ..., 0) in the middle."""
-        values = self._apply_f(self.f) if self.f is not None else self.weight
-        assert values is not None
+        values = self.weight if self.f is None else self._apply_f(self.f)
         values = values.to(torch.promote_types(values.dtype, torch.float32))
         values = values.exp() if self.positive else values
         values = values.abs() if self._is_magnitude else values
@@ -143,7 +142,7 @@ class ToeplitzMask(Mask):
         return F.pad(values, (0, self.num_keys - 1)) if self.causal else values
 
     def _apply_f(self, f: nn.Module) -> Tensor:
-        """F of all distances, [H, K]."""
+        """The values of f at all distances, [H, K]."""
         dtype = next((x.dtype for x in f.parameters() if x.is_floating_point()), torch.get_default_dtype())
         values = f(self._distances().to(dtype)[:, None])
         if values.shape not in ((len(self._levels), 1), (len(self._levels), self.num_heads)):
@@ -196,10 +195,11 @@ class ToeplitzMask(Mask):
 
         .. math:: c\,\epsilon\,\log_2 P\;\lVert b \rVert_2\,\lVert x \rVert_2
 
-        P is the padded size of the grid. A transform errs by at most about :math:`\epsilon \log_2 P` of its result in
-        the 2-norm (Higham, 2002, Thm. 24.2); by Parseval and Cauchy-Schwarz, errors of the spectra of b and x reach an
-        entry of the product with at most that times the two norms. Errors of the last transform spread over its entries,
-        whose root mean square the two norms bound too.
+        P is the padded size of the grid and c is 1 for log2 P + 1. A transform errs by at most a small multiple of
+        :math:`\epsilon \log_2 P` of its result in the 2-norm (Higham, 2002, Thm. 24.2); by Parseval and Cauchy-Schwarz,
+        the errors of the spectra of b and x reach an entry of the product with at most that times the two norms. The
+        errors of the last transform spread evenly over its entries, whose root mean square the two norms bound too.
+        Measured errors, on random and hostile inputs, stay below half of it for a few nodes and a fifth beyond.
         """
         values, dtype = self.offset_values().detach(), torch.promote_types(x.dtype, torch.float32)
         dtype = torch.promote_types(dtype, values.dtype)
@@ -238,10 +238,6 @@ class ToeplitzMask(Mask):
     def refresh_cost(self) -> int:
         """That of a product: the spectrum is computed before it is used."""
         return 0 if self._is_frozen() else self.product_cost
-
-    def _state(self) -> list[Tensor]:
-        """All parameters, and what the module f keeps."""
-        return [*self.parameters(), *self.buffers()]
 
     def _move(self, device: torch.device) -> None:
         self._probe, self._levels, self._index = (x.to(device) for x in (self._probe, self._levels, self._index))

@@ -12,7 +12,7 @@ from topomask.ops.backend import compiled, in_float32
 from topomask.ops.forest_table import reference
 from topomask.ops.forest_table.decomposition import Decomposition, decompose
 
-__all__ = ["Decomposition", "decompose", "forest_table", "has_transforms"]
+__all__ = ["Decomposition", "count_transformed_levels", "decompose", "forest_table"]
 
 
 def _backend(tensor: Tensor) -> ModuleType:
@@ -71,6 +71,6 @@ def forest_table(cuts: Decomposition, f: Tensor, x: Tensor) -> Tensor:
     return _forest_table(list(cuts), f.contiguous(), x.contiguous())
 
 
-def has_transforms(cuts: Decomposition) -> bool:
-    """Whether sums go through transforms, which leave rounding noise where there should be nothing."""
-    return bool(cuts.is_long.any())
+def count_transformed_levels(cuts: Decomposition) -> int:
+    """Levels of cuts that go through transforms, which leave rounding noise where there should be nothing."""
+    return len(torch.unique(cuts.runs[cuts.is_long[::2], 2]))

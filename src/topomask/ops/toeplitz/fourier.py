@@ -3,7 +3,7 @@
 Columns stand in rows here, [..., X, Y, ...], so that every transform runs over the last axis: torch copies whatever is
 transformed over another axis. Axes are transformed from the last to the first, and each is padded only when its turn
 comes, so that no padding is transformed in vain. The spectrum then has its axes in reverse order, [K, P_y, P_x], with
-the half axis in front. A few columns at a time keep all of it in the second-level cache.
+the half axis in front. A few columns at a time keep all of it in the caches.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from scipy.fft import next_fast_len
 from torch import Tensor
 
 # Complex numbers in the spectra of the columns that are transformed at a time.
-_NUMBERS_PER_BLOCK = 1 << 18
+_NUMBERS_PER_BLOCK = 1 << 19
 
 Block = tuple[slice, ...]
 
@@ -78,8 +78,9 @@ def product_backward(
     for block in transform.blocks():
         z = transform.forward(after[block])
         if learns:
-            pair = (z, transform.forward(before[block]))
-            total[block[1]] += _correlation(*(reversed(pair) if transpose else pair), dim=(0, 2))
+            other = transform.forward(before[block])
+            first, second = (other, z) if transpose else (z, other)
+            total[block[1]] += _correlation(first, second, dim=(0, 2))
         into[block] = transform.inverse(z.mul_(factor[block[1], None]))
     return _spectrum_gradient(total, shape), grad_x
 
@@ -119,7 +120,8 @@ def attend_backward(
         mixed = transform.inverse(query_side.mul_(back[heads]))
         _add_products(grad_k[feature], mixed, v[value].unsqueeze(2), dim=3)
         _add_products(grad_v[value], mixed, k[feature].unsqueeze(3), dim=2)
-    return _spectrum_gradient(total, shape), *(x.mT.contiguous() for x in outs)
+    out_q, out_k, out_v = (x.mT.contiguous() for x in outs)
+    return _spectrum_gradient(total, shape), out_q, out_k, out_v
 
 
 class Transform:
