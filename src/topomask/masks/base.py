@@ -246,7 +246,8 @@ class Mask(nn.Module, ABC):
 
     def forward(self, x: Tensor) -> Tensor:
         """M x, as ``mask @ x``."""
-        return self @ x
+        # By name: the compiler cannot follow the operator of a module.
+        return self.__matmul__(x)
 
     def _view(self) -> Self:
         """A mask with the same parameters and modules whose other attributes can be set apart."""
