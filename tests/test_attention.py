@@ -5,7 +5,7 @@ import torch
 from torch.nn import functional as F
 
 import topomask as tm
-from registry import ragged_batch, ragged_graph, star_graph, walk_mask
+from registry import position_mask, ragged_batch, ragged_graph, star_graph, walk_mask
 from topomask.nn import SoftmaxFeatures
 
 EXACT = {"rtol": 1e-9, "atol": 1e-9}
@@ -441,3 +441,24 @@ def test_softmax_refuses_what_it_cannot_do():
         tm.masked_softmax_attention(q, k, v, mask, normalizer="none")
     with pytest.raises(ValueError, match="needs the entries"):
         tm.masked_softmax_attention(q, k, v, mask, strategy="features")
+
+
+def test_a_mask_chooses_its_default_normalizer():
+    """Through a prefix, a selection and a view too; what is asked for wins."""
+    inner = position_mask(6, num_heads=2)
+    q, k, v = qkv(6, heads=2)
+    assert tm.WalkMask.default_normalizer == "absolute"
+    assert inner.default_normalizer == "signed"
+    masks = (inner, inner.on(tm.path_graph(6)), tm.PrefixMask(inner.on(tm.path_graph(5))), inner.magnitude())
+    for attend in (tm.masked_attention, tm.masked_softmax_attention):
+        for mask in masks:
+            found = {name: attend(q, k, v, mask, normalizer=name) for name in (None, "signed", "absolute")}
+            assert torch.equal(found[None], found["signed"])
+            assert torch.equal(found[None], found["absolute"]) is (mask is masks[-1])
+        nodes = torch.tensor([4, 0, 2, 2, 5, 1])
+        found = [attend(q, k, v, inner, query_nodes=nodes, key_nodes=nodes, normalizer=n) for n in (None, "signed")]
+        assert torch.equal(*found)
+        walks = walk_mask(ragged_graph(), num_heads=2)
+        x = qkv(11, heads=2)
+        assert torch.equal(attend(*x, walks), attend(*x, walks, normalizer="absolute"))
+        assert not torch.equal(attend(*x, walks), attend(*x, walks, normalizer="signed"))

@@ -37,6 +37,12 @@ _PROCESS, _CONSTANT = 0, 1
 
 _DEFAULT_SINES, _DEFAULT_KERNEL = 5, 128
 
+# Sums over filters are taken as matrix products for this many positions at a time, in segments of a number of blocks.
+_POSITIONS_PER_BLOCK, _BLOCKS_PER_SEGMENT = 64, 16
+
+# Hashes that are turned into noise at a time: they stay in the cache.
+_HASHES_PER_BLOCK = 1 << 15
+
 
 class Noise(NamedTuple):
     """What the codes of some positions are made of, in float32, scaled by 1 / sqrt(R)."""
@@ -93,28 +99,43 @@ class Templates(nn.Module, ABC):
         process = _normal(seed, _PROCESS, self.shape, self.sources(first, count), num_columns, device)
         return Noise(process, _normal(seed, _CONSTANT, self.shape, (0, 1), num_columns, device))
 
+    def orthonormal_sources(self) -> Noise:
+        """What to put in place of noise so that the product of codes is the template itself."""
+        raise ValueError(
+            "`num_realizations` is None, but only templates of kind='sine' have a low rank. Pass a number."
+        )
+
     def codes(self, noise: Noise, first: int, count: int, side: Side) -> Tensor:
         """The codes of the positions ``first`` to ``first + count - 1``, [*T, count, R]."""
         codes = self.process_codes(noise.process, first, count, side)
         if self.gate is None:
             return codes
-        stay, move = self._shares(noise.constant)
+        stay, move = self._shares()
         return stay[..., None, None] * noise.constant + move[..., None, None] * codes
 
     def encode(self, x: Tensor, noise: Noise, first: int, side: Side) -> Tensor:
         """Sums of codes weighted by x [B, H, N, D], for templates of shape [H, D]: [B, H, N, R]."""
-        return torch.einsum("bhnd,hdnr->bhnr", x, self.codes(noise, first, x.shape[2], side).to(x.dtype))
+        if self.gate is None:
+            return self.encode_process(x, noise.process, first, side)
+        stay, move = (share.to(x.dtype).unsqueeze(-2) for share in self._shares())
+        moved = self.encode_process(x * move, noise.process, first, side)
+        return moved + (x * stay) @ noise.constant.squeeze(-2).to(x.dtype)
+
+    def encode_process(self, x: Tensor, noise: Tensor, first: int, side: Side) -> Tensor:
+        """Sums of codes without the gate, weighted by x."""
+        codes = self.process_codes(noise, first, x.shape[2], side).to(x.dtype)
+        return torch.einsum("bhnd,hdnr->bhnr", x, codes)
 
     def numbers_per_position(self, batch: int, num_columns: int) -> int:
         """Numbers that :meth:`encode` holds for every position, about."""
         return math.prod(self.shape) * num_columns + self.shape[0] * num_columns * batch
 
-    def _shares(self, like: Tensor) -> tuple[Tensor, Tensor]:
+    def _shares(self) -> tuple[Tensor, Tensor]:
         """Weights of the constant and of the process, [*T]: the roots of the gate and of its complement."""
         assert self.gate is not None
         gate = wide(self.gate)
-        # The complement as its own sigmoid, which stays exact where the gate is almost open.
-        return gate.sigmoid().sqrt().to(like.device), (-gate).sigmoid().sqrt().to(like.device)
+        # By logarithms, since the root of a gate that underflows would have no finite slope.
+        return (F.logsigmoid(gate) / 2).exp(), (F.logsigmoid(-gate) / 2).exp()
 
 
 class SineTemplates(Templates):
@@ -162,27 +183,28 @@ class SineTemplates(Templates):
         """All."""
         return 2 * self.num_sines
 
+    def orthonormal_sources(self) -> Noise:
+        """Unit vectors: one per source, and one for the constant."""
+        eye = torch.eye(2 * self.num_sines + 1, device="cpu").expand(*self.shape, -1, -1)
+        return Noise(eye[..., :-1, :], eye[..., -1:, :])
+
     def process_codes(self, noise: Tensor, first: int, count: int, side: Side) -> Tensor:
         """Cosines and sines, which make cos(a - b) of the angles of a query and of a key, times scaled noise."""
         waves = self._waves(first, count, side, noise.device)
         return waves.mT @ self._scaled(noise)
 
-    def encode(self, x: Tensor, noise: Noise, first: int, side: Side) -> Tensor:
-        """As one product with the noise of all dimensions, in which codes are never formed."""
-        count = x.shape[2]
-        waves = self._waves(first, count, side, x.device)  # [H, D, 2K, N]
-        process = self._scaled(noise.process)  # [H, D, 2K, R]
-        if self.gate is not None:
-            stay, move = self._shares(x)
-            constant = stay[..., None, None] * noise.constant
-            process = torch.cat([move[..., None, None] * process, constant], dim=-2)
-            waves = torch.cat([waves, waves.new_ones(*waves.shape[:-2], 1, count)], dim=-2)
-        spread = x.unsqueeze(-1) * waves.permute(0, 3, 1, 2).to(x.dtype)  # [B, H, N, D, 2K + 1]
-        return spread.flatten(-2) @ process.flatten(1, 2).to(x.dtype)
+    def encode_process(self, x: Tensor, noise: Tensor, first: int, side: Side) -> Tensor:
+        """One product of inputs times waves with the noise of all dimensions, unless codes are smaller."""
+        if len(x) * self.sources_per_code > noise.shape[-1]:
+            return super().encode_process(x, noise, first, side)
+        waves = self._waves(first, x.shape[2], side, x.device)  # [H, D, 2K, N]
+        spread = x.unsqueeze(-1) * waves.permute(0, 3, 1, 2).to(x.dtype)  # [B, H, N, D, 2K]
+        return spread.flatten(-2) @ self._scaled(noise).flatten(1, 2).to(x.dtype)
 
     def numbers_per_position(self, batch: int, num_columns: int) -> int:
-        """Inputs times waves."""
-        return math.prod(self.shape) * (2 * self.num_sines + 1) * batch + self.shape[0] * num_columns * batch
+        """Codes, or inputs times waves."""
+        spread = min(batch * self.sources_per_code, num_columns)
+        return math.prod(self.shape) * spread + self.shape[0] * num_columns * batch
 
     def _angles(self, positions: Tensor, phased: bool) -> Tensor:
         """Angles at integer positions [N], [*T, K, N]."""
@@ -226,7 +248,7 @@ class ConvTemplates(Templates):
         query, key = wide(self.query_filter).flatten(0, -2), wide(self.key_filter).flatten(0, -2)
         size = self.kernel_size
         # A channel per template: P(-size + 1), ..., P(size - 1).
-        found = F.conv1d(query[None], key[:, None], padding=size - 1, groups=len(query))[0]
+        found = _correlate(key, F.pad(query, (size - 1, size - 1))[..., None]).squeeze(-1)
         lags = lags.to(found.device)
         inside = lags.abs() < size
         return torch.where(inside, found[:, torch.where(inside, lags + size - 1, 0)], 0.0).unflatten(0, self.shape)
@@ -243,12 +265,9 @@ class ConvTemplates(Templates):
     def process_codes(self, noise: Tensor, first: int, count: int, side: Side) -> Tensor:  # noqa: ARG002
         """White noise through the filter of one side."""
         taps = wide(self.query_filter if side == "query" else self.key_filter).flatten(0, -2)
-        signal = noise[..., : count + self.kernel_size - 1, :].flatten(0, -3)[None].to(taps.dtype)
-        if not count:
-            return signal.new_zeros(*self.shape, 0, noise.shape[-1])
-        # Torch correlates, so a filter that looks back is turned around.
-        codes = F.conv2d(signal, taps.flip(-1)[:, None, :, None], groups=len(taps))
-        return codes[0].unflatten(0, self.shape)
+        signal = noise[..., : count + self.kernel_size - 1, :].flatten(0, -3).to(taps.dtype)
+        # A filter looks back, and a correlation ahead.
+        return _correlate(taps.flip(-1), signal).unflatten(0, self.shape)
 
 
 def make_templates(
@@ -306,6 +325,39 @@ def wide(x: Tensor) -> Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
+def _correlate(taps: Tensor, signal: Tensor) -> Tensor:
+    """Sums over p of taps[s, p] signal[s, i + p, r], for taps [S, P] and a signal [S, N + P - 1, R]: [S, N, R].
+
+    By products with banded matrices: torch's own convolution with a filter per channel takes as long at best, and 30
+    times as long in double precision.
+    """
+    num_channels, size = taps.shape
+    count = signal.shape[1] - size + 1
+    block = min(_POSITIONS_PER_BLOCK, max(1, count))
+    # Long signals are cut into segments side by side, so that blocks are few.
+    segment = block * max(_BLOCKS_PER_SEGMENT, size // _BLOCKS_PER_SEGMENT)
+    num_segments = max(1, math.ceil(count / segment))
+    if num_segments > 1:
+        padded = F.pad(signal, (0, 0, 0, num_segments * segment - count))
+        signal = padded.unfold(1, segment + size - 1, segment).mT.flatten(0, 1)
+    band = _band(taps, block).repeat_interleave(num_segments, dim=0)
+    length = signal.shape[1] - size + 1
+    parts = [signal[:, :0]]
+    for start in range(0, length, block):
+        rows = min(block, length - start)
+        width = rows + size - 1
+        parts.append(band[:, :rows, :width] @ signal[:, start : start + width])
+    return torch.cat(parts, dim=1).unflatten(0, (num_channels, num_segments)).flatten(1, 2)[:, :count]
+
+
+def _band(taps: Tensor, num_rows: int) -> Tensor:
+    """Matrices whose row i has the taps from column i on, [S, num_rows, num_rows + P - 1]."""
+    num_channels, size = taps.shape
+    # A row of taps and zeros again and again, read in rows that are one shorter.
+    period = F.pad(taps, (0, num_rows))[:, None].expand(-1, num_rows, -1).reshape(num_channels, -1)
+    return period[:, : num_rows * (num_rows + size - 1)].unflatten(1, (num_rows, num_rows + size - 1))
+
+
 def _normal(
     seed: Tensor | int,
     purpose: int,
@@ -319,8 +371,13 @@ def _normal(
     state = torch.zeros((), dtype=torch.int64, device=device)
     state = random.absorb(random.absorb(state, torch.as_tensor(seed, device=device)), purpose)
     state = random.absorb(state, torch.arange(math.prod(shape), device=device)[:, None])
-    state = random.absorb(state, torch.arange(first, first + count, device=device))
-    # A state gives two columns.
-    state = random.absorb(state[..., None], torch.arange((num_columns + 1) // 2, device=device))
-    normal = random.normal_pair(state).flatten(-2)[..., :num_columns] * num_columns**-0.5
-    return normal.to(torch.float32).unflatten(0, shape)
+    state = random.absorb(state, torch.arange(first, first + count, device=device)).reshape(-1, 1)
+    # A hash gives two columns.
+    columns = torch.arange((num_columns + 1) // 2, device=device)
+    blocked = state.device.type == "cpu" and not torch.compiler.is_compiling()
+    step = max(1, _HASHES_PER_BLOCK // len(columns)) if blocked else len(state)
+    parts = [
+        (random.normal_pair(random.absorb(part, columns)).flatten(-2) * num_columns**-0.5).to(torch.float32)
+        for part in state.split(step)
+    ]
+    return torch.cat(parts)[:, :num_columns].reshape(*shape, count, num_columns)

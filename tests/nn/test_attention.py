@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import topomask as tm
-from registry import ragged_graph, walk_mask
+from registry import position_mask, ragged_graph, walk_mask
 from topomask.nn import MaskedAttention
 
 
@@ -88,6 +88,15 @@ def test_state_dict_round_trip_restores_the_walks():
     assert torch.equal(fresh(x), trained(x))
 
 
+def test_normalizer_is_that_of_the_mask_unless_given():
+    x = torch.randn(2, 11, 16, dtype=torch.float64)
+    masks = {"absolute": walk_mask(ragged_graph(), num_heads=4), "signed": position_mask(11, num_heads=4)}
+    for own, mask in masks.items():
+        found = {name: layer(mask, normalizer=name)(x) for name in (None, "absolute", "signed")}
+        assert torch.equal(found[None], found[own])
+        assert not torch.equal(found["absolute"], found["signed"])
+
+
 def test_autocast():
     module = layer().float()
     x = torch.randn(2, 11, 16)
@@ -104,6 +113,7 @@ def test_autocast():
         (dict(num_kv_heads=3), "num_kv_heads"),
         (dict(kind="cosine"), "kind"),
         (dict(strategy="fast"), "strategy"),
+        (dict(normalizer="l2"), "normalizer"),
         (dict(dropout=2.0), "dropout"),
         (dict(num_kv_heads=0), "num_kv_heads"),
         (dict(kind="softmax", feature_map="elu"), "feature_map"),

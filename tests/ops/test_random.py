@@ -39,3 +39,16 @@ def test_draws_are_uniform_and_unrelated():
 def test_words_do_not_commute():
     seen = {int(random.key(*words)) for words in ((1, 2), (2, 1), (3, 0), (0, 3), (1, 2, 0), (0, 1, 2))}
     assert len(seen) == 6
+
+
+def test_normal_pairs():
+    """The formula in plain numbers, and Kolmogorov-Smirnov and correlation at once in a million."""
+    words = torch.tensor([0, -1, 5, 2**63 - 1])
+    pairs = random.normal_pair(words)
+    for word, pair in zip(words.tolist(), pairs.tolist(), strict=True):
+        high, low = (word & (2**64 - 1)) >> 32, word & (2**32 - 1)
+        radius, angle = np.sqrt(-2.0 * np.log((high + 1) / 2**32)), 2.0 * np.pi * low / 2**32
+        np.testing.assert_allclose(pair, [radius * np.cos(angle), radius * np.sin(angle)], rtol=1e-12, atol=1e-12)
+    draws = random.normal_pair(random.absorb(random.key(1, 2, 3), torch.arange(100_000))).numpy()
+    assert stats.kstest(draws.ravel(), "norm").pvalue > 1e-6
+    assert abs(np.corrcoef(draws.T)[0, 1]) * len(draws) ** 0.5 < 4.9

@@ -34,10 +34,14 @@ class StochasticPositionMask(GraphMask):
     The length of the sequence is data: ``mask.on(tm.path_graph(n))`` has the same parameters and the same codes, of
     which a longer sequence has more, and ``mask.on(tm.Graph.batch([...]))`` of paths serves a batch of sequences.
 
+    A sum of K cosines has rank 2 K, so that with one template per head noise is not needed: ``num_realizations=None``
+    gives codes of width 2 K + 1 whose product is the template itself. It is better and faster wherever R would be
+    larger; noise pays for filters, whose templates have full rank.
+
     Args:
         num_nodes: Length of the sequence N.
         num_heads: Heads; each has its own template and its own noise.
-        num_realizations: Width of the codes R.
+        num_realizations: Width of the codes R. None for the exact template of ``"sine"``.
         kind: ``"sine"`` or ``"conv"``.
         num_sines: Cosines per template, for ``"sine"``. Default: 5.
         kernel_size: Length of the filters, for ``"conv"``; the template is 0 from this lag on. Default: 128.
@@ -69,7 +73,7 @@ class StochasticPositionMask(GraphMask):
         self,
         num_nodes: int,
         num_heads: int = 1,
-        num_realizations: int = 64,
+        num_realizations: int | None = 64,
         *,
         kind: Kind = "sine",
         num_sines: int | None = None,
@@ -80,12 +84,20 @@ class StochasticPositionMask(GraphMask):
         super().__init__()
         check_size("num_nodes", num_nodes)
         check_size("num_heads", num_heads)
-        check_size("num_realizations", num_realizations)
-        self.num_heads, self.num_realizations = num_heads, num_realizations
-        self._seed = check_seed(seed)
+        if num_realizations is not None:
+            check_size("num_realizations", num_realizations)
+        elif seed is not None:
+            raise ValueError("`num_realizations` is None, so nothing is random. Leave `seed` out.")
+        self.num_heads = num_heads
+        self._num_columns, self._seed = num_realizations, check_seed(seed)
         self.templates = make_templates((num_heads,), kind, num_sines, kernel_size, gated)
         self._bind(path_graph(num_nodes))
         self._follow(next(self.templates.parameters()))
+
+    @property
+    def num_realizations(self) -> int:
+        """Width of the codes R."""
+        return self._noise.constant.shape[-1]
 
     @property
     def seed(self) -> int:
@@ -94,7 +106,12 @@ class StochasticPositionMask(GraphMask):
 
     def resample(self, seed: int) -> None:
         """Draw new noise."""
-        self._seed = check_seed(seed)
+        if self._num_columns is None:
+            raise ValueError("`num_realizations` is None, so there is no noise to draw.")
+        self._redraw(check_seed(seed))
+
+    def _redraw(self, seed: int) -> None:
+        self._seed = seed
         probe = self._probe
         self._bind(self.graph)
         self._move(probe.device, probe.dtype)
@@ -117,11 +134,16 @@ class StochasticPositionMask(GraphMask):
         super()._bind(graph)
         self._first = int(graph.ids.min())
         self._count = int(graph.ids.max()) - self._first + 1
-        with torch.device("cpu"):
+        with torch.device("cpu"), torch.inference_mode(False):
             # All sequences of a batch share the codes of the longest.
             self._positions = None if graph.num_graphs == 1 else torch.tensor(graph.ids - self._first)
             self._tiles = None if self._groups is None else _make_tiles(self._groups)
-            self._noise = self.templates.noise(self._seed, self._first, self._count, self.num_realizations, "cpu")
+            self._noise = self._draw()
+
+    def _draw(self) -> Noise:
+        if self._num_columns is None:
+            return self.templates.orthonormal_sources()
+        return self.templates.noise(self._seed, self._first, self._count, self._num_columns, "cpu")
 
     def _move(self, device: torch.device, dtype: torch.dtype) -> None:
         super()._move(device, dtype)
@@ -194,7 +216,7 @@ class StochasticPositionMask(GraphMask):
 
     def set_extra_state(self, state: Tensor) -> None:
         """Draw the noise of a checkpoint again, for this mask's own length and realizations."""
-        self.resample(load_seed(state))
+        self._redraw(load_seed(state))
 
     def extra_repr(self) -> str:
         """Shown when the module is printed."""

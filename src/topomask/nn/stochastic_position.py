@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -104,7 +106,10 @@ class StochasticPositionEncoding(nn.Module):
         if seed is None:
             seed = self.draw() if self.training else self.seed
         with torch.autocast(q.device.type, enabled=False):
-            query, key = (x.to(torch.promote_types(x.dtype, torch.float32)).reshape(-1, *x.shape[-3:]) for x in (q, k))
+            query, key = (
+                x.to(torch.promote_types(x.dtype, torch.float32)).reshape(math.prod(x.shape[:-3]), *x.shape[-3:])
+                for x in (q, k)
+            )
             key = key.repeat_interleave(self.num_heads // key.shape[1], dim=1)
             query, key = self._encode(query, key, seed, first_position)
         heads = (self.num_heads,)
