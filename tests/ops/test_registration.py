@@ -49,6 +49,7 @@ COMPILED = [
     "kronecker_walks",
     "kronecker_series",
     "kronecker_of_three",
+    "kronecker_of_small_and_sparse",
 ]
 
 
@@ -69,6 +70,18 @@ def test_fullgraph_compile_gives_the_same(name, attend):
             found.append([out, *torch.autograd.grad(out.square().sum(), [q, k, v, *mask.parameters()])])
         for compiled, eager in zip(*found, strict=True):
             torch.testing.assert_close(compiled, eager, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["walk_symmetric", "sum_of_unlike_masks", "kronecker_rectangular"])
+def test_fullgraph_compile_of_products(name):
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    mask = MASKS[name]()
+    x = torch.randn(3, mask.num_heads, mask.num_keys, 2, dtype=torch.float64, requires_grad=True)
+    run = torch.compile(lambda x: mask(x), fullgraph=True, backend="aot_eager")
+    found = [[out, *torch.autograd.grad(out.square().sum(), [x, *mask.parameters()])] for out in (run(x), mask @ x)]
+    for compiled, eager in zip(*found, strict=True):
+        torch.testing.assert_close(compiled, eager, rtol=1e-9, atol=1e-9)
 
 
 def test_compiled_masks_notice_new_walks():

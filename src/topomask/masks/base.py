@@ -230,7 +230,8 @@ class Mask(nn.Module, ABC):
             out = out + checkpoint(part, phi_q[..., chunk], phi_k[..., chunk], v, use_reentrant=False)
         return out
 
-    def __matmul__(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:
+        """M x, as ``mask @ x``; inside ``torch.compile``, which does not know of the operator, write ``mask(x)``."""
         if x.ndim < 3 or x.shape[-2] != self.num_keys or (self.num_heads > 1 and x.shape[-3] != self.num_heads):
             raise ValueError(
                 f"`x` must have shape [..., num_heads={self.num_heads}, num_keys={self.num_keys}, C], "
@@ -239,9 +240,8 @@ class Mask(nn.Module, ABC):
         with torch.autocast(x.device.type, enabled=False):
             return self.matmul(x)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """M x, as ``mask @ x``."""
-        return self @ x
+    def __matmul__(self, x: Tensor) -> Tensor:
+        return self.forward(x)
 
     # NumPy leaves ``array * mask`` to the mask.
     __array_ufunc__ = None
