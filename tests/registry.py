@@ -592,6 +592,18 @@ def kronecker_batch() -> tm.Mask:
 
 
 @enrol
+def kronecker_of_small_and_sparse() -> tm.Mask:
+    frames = tm.PowerSeriesMask(tm.path_graph(3), random_f(2, 2))
+    return tm.KroneckerMask(frames, walk_mask(ragged_graph(), symmetric=False))
+
+
+@enrol
+def kronecker_of_sparse_and_small() -> tm.Mask:
+    matrix = torch.nn.Parameter(torch.randn(2, 3, 4, dtype=torch.float64))
+    return tm.KroneckerMask(walk_mask(directed_graph(), num_heads=2, symmetric=False), tm.DenseMask(matrix))
+
+
+@enrol
 def kronecker_single_node() -> tm.Mask:
     return tm.KroneckerMask(walk_mask(tm.path_graph(1)), walk_mask(tm.path_graph(1)))
 

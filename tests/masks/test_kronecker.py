@@ -103,6 +103,18 @@ def test_plans_of_sparse_factors():
     assert tm.plan_attention(small, 64, 64).strategy == "dense"
 
 
+def test_a_small_factor_that_is_not_sparse_is_written_out():
+    """Softmax attention on a film of 16 frames under an exact mask in time and walks in space."""
+    time = tm.PowerSeriesMask(tm.path_graph(16), tm.series.heat(4))
+    space = tm.WalkMask(tm.grid_graph(24, 24), 4, 2, symmetric=False, seed=0)
+    film = tm.KroneckerMask(time, space)
+    assert film.num_pairs_bound == 16 * 16 * space.num_pairs_bound == len(film.pattern().columns)
+    assert tm.plan_attention(film, 64, 64, kernel="softmax").strategy == "pairs"
+    long = tm.KroneckerMask(tm.PowerSeriesMask(tm.path_graph(300), tm.series.heat(4)), space)
+    assert long.num_pairs_bound is None, "a full mask of 300 x 300 is not small"
+    assert tm.KroneckerMask(time, time).num_pairs_bound is None, "nothing here is sparse"
+
+
 def test_entries_of_several_heads_are_bounded_closely():
     """Only entries of the same head meet: the product of the bounds over all heads is not the last word."""
     heads = 8

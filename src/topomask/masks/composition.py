@@ -8,10 +8,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from topomask.masks.base import Mask
+from topomask.masks.base import Entries, Mask
 from topomask.masks.selected import SelectedMask
 from topomask.ops import segments
 from topomask.ops.sparse_product import Pattern, make_pattern
+
+# Entries per head up to which a mask that is not sparse may be written out within a sparse one.
+MAX_FULL_ENTRIES = 1 << 16
 
 
 class Union(NamedTuple):
@@ -91,3 +94,18 @@ def unite(parts: Sequence[Mask], num_heads: int) -> Union:
     pattern = make_pattern(segments.pointers(counts), column, num_heads * num_keys)
     places = places.to(segments.index_type(len(union)))
     return Union(pattern, list(places.split([len(key) for key in keys])), heads)
+
+
+def full_pattern(mask: Mask, device: torch.device) -> Pattern:
+    """A pattern with an entry everywhere within every head."""
+    rows = mask.num_heads * mask.num_queries
+    row_ptr = torch.arange(rows + 1, device=device) * mask.num_keys
+    head = torch.arange(mask.num_heads, device=device)[:, None, None] * mask.num_keys
+    columns = head + torch.arange(mask.num_keys, device=device).expand(mask.num_queries, -1)
+    return make_pattern(row_ptr, columns.flatten(), mask.num_heads * mask.num_keys)
+
+
+def full_entries(mask: Mask, pattern: Pattern) -> Entries:
+    """All entries of a small mask, zeros too."""
+    magnitude, values = mask.magnitude(), mask.dense_weights().flatten()
+    return Entries(pattern, values, values if magnitude is mask else magnitude.dense_weights().flatten())

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from topomask.graph import Graph
 from topomask.masks.base import Entries, Mask
-from topomask.masks.composition import check_masks, common_heads
+from topomask.masks.composition import MAX_FULL_ENTRIES, check_masks, common_heads, full_entries, full_pattern
 from topomask.ops import segments
 from topomask.ops.pair_attention import TileWork
 from topomask.ops.sparse_product import Pattern, make_pattern
@@ -22,6 +22,7 @@ class _Layout(NamedTuple):
     pattern: Pattern
     first: Tensor
     second: Tensor
+    factors: tuple[Pattern, Pattern]
 
 
 class KroneckerMask(Mask):
@@ -32,7 +33,7 @@ class KroneckerMask(Mask):
     Token :math:`(i_1, i_2)` has the number :math:`i_1 N_2 + i_2`, as in ``tm.grid_graph(N_1, N_2)`` and in
     ``x.flatten()`` of frames. A product applies each factor along its own axis: the first once for every node of the
     second, and the reverse. More factors are nested: ``KroneckerMask(time, KroneckerMask(height, width))``. Where both
-    factors are sparse, so is the product.
+    factors are sparse, so is the product; also where one is, and the other is small, such as a mask on a few frames.
 
     A factor on a batch of graphs makes a batch: token :math:`(i_1, i_2)` belongs to the pair of its nodes' graphs.
 
@@ -89,7 +90,6 @@ class KroneckerMask(Mask):
         starts, split = not self._starts_with_first(), self.second.num_queries
         return _multiply(x, self.first.rmatmul, self.second.rmatmul, split, starts)
 
-    @torch.no_grad()
     def product_noise(self, x: Tensor) -> Tensor | None:
         r"""What the factor that comes second makes of the error of the one before it, and its own error.
 
@@ -98,6 +98,10 @@ class KroneckerMask(Mask):
         + n_B(\hat z)`, entry by entry. The bound is the largest of every column, with ``B.magnitude()`` for
         :math:`|B|`.
         """
+        with torch.no_grad():
+            return self._product_noise(x)
+
+    def _product_noise(self, x: Tensor) -> Tensor | None:
         starts = self._starts_with_first()
         before, after = (self.first, self.second) if starts else (self.second, self.first)
         fine = x.to(torch.promote_types(x.dtype, torch.float32)).unflatten(-2, (-1, self.second.num_keys))
@@ -142,17 +146,29 @@ class KroneckerMask(Mask):
         return self._keep("entries", self._entries)
 
     def _entries(self) -> Entries:
-        pattern, *places = _constant_layout(self, self.structure)
-        first, second = self.first.entries(), self.second.entries()
+        pattern, *places, patterns = _constant_layout(self, self.structure)
+        first, second = (
+            factor.entries() if factor.num_pairs_bound is not None else full_entries(factor, own)
+            for factor, own in zip((self.first, self.second), patterns, strict=True)
+        )
         values = first.values.index_select(0, places[0]) * second.values.index_select(0, places[1])
         if first.magnitudes is first.values and second.magnitudes is second.values:
             return Entries(pattern, values, values)
         sizes = first.magnitudes.index_select(0, places[0]) * second.magnitudes.index_select(0, places[1])
         return Entries(pattern, values, sizes)
 
+    def _patterns(self) -> tuple[Pattern, Pattern]:
+        """Those of the factors, one of which may be full."""
+        if self.first.num_pairs_bound is None:
+            second = self.second.pattern()
+            return full_pattern(self.first, second.row_ptr.device), second
+        first = self.first.pattern()
+        sparse = self.second.num_pairs_bound is not None
+        return first, self.second.pattern() if sparse else full_pattern(self.second, first.row_ptr.device)
+
     def _layout(self) -> _Layout:
         """Row (i_1, i_2) has the columns (j_1, j_2) for all j_1 of row i_1 and all j_2 of row i_2."""
-        first, second = self.first.pattern(), self.second.pattern()
+        first, second = self._patterns()
         head = torch.arange(self.num_heads, device=first.row_ptr.device)[:, None, None]
         row_1 = torch.arange(self.first.num_queries, device=head.device)[:, None]
         row_2 = torch.arange(self.second.num_queries, device=head.device)
@@ -175,6 +191,7 @@ class KroneckerMask(Mask):
             pattern,
             entry_1.to(segments.index_type(len(first.columns))),
             entry_2.to(segments.index_type(len(second.columns))),
+            (first, second),
         )
 
     @property
@@ -199,7 +216,7 @@ class KroneckerMask(Mask):
     def num_pairs_bound(self) -> int | None:
         """The product of the factors' bounds, with what one head has at most where heads differ."""
         first, second = self.first, self.second
-        a, b = first.num_pairs_bound, second.num_pairs_bound
+        a, b = self._counts(first.num_pairs_bound, second.num_pairs_bound)
         if a is None or b is None:
             return None
         # Bounds are over all heads, and only entries of the same head meet.
@@ -211,15 +228,24 @@ class KroneckerMask(Mask):
     @property
     def num_pairs_estimate(self) -> int | None:
         """The product of the factors' estimates per head, over all heads."""
-        a, b = self.first.num_pairs_estimate, self.second.num_pairs_estimate
+        a, b = self._counts(self.first.num_pairs_estimate, self.second.num_pairs_estimate)
         if a is None or b is None:
             return None
         return self.num_heads * a * b // (self.first.num_heads * self.second.num_heads)
 
+    def _counts(self, first: int | None, second: int | None) -> tuple[int | None, int | None]:
+        """Numbers of entries: where one factor alone is sparse and the other is small, the other is full."""
+        if first is None and second is not None:
+            return _full_count(self.first), second
+        if second is None and first is not None:
+            return first, _full_count(self.second)
+        return first, second
+
     @property
     def tile_work(self) -> TileWork | None:
         """That of the second factor for every entry of the first: tiles join tokens that differ in the second."""
-        work, entries = self.second.tile_work, self.first.num_pairs_estimate
+        work = self.second.tile_work
+        entries = self._counts(self.first.num_pairs_estimate, self.second.num_pairs_estimate)[0]
         if work is None or entries is None:
             return None
         times = entries * self.num_heads
@@ -262,6 +288,11 @@ class KroneckerMask(Mask):
     def _state(self) -> list[Tensor]:
         """What the factors depend on."""
         return self.first._state() + self.second._state()
+
+
+def _full_count(mask: Mask) -> int | None:
+    per_head = mask.num_queries * mask.num_keys
+    return mask.num_heads * per_head if per_head <= MAX_FULL_ENTRIES else None
 
 
 def _along(multiply: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
