@@ -135,6 +135,47 @@ def power_series_edge_weights() -> tm.Mask:
 
 
 @enrol
+def diffusion_laplacian() -> tm.Mask:
+    return tm.DiffusionMask(ragged_graph(), "laplacian", [0.3, 2.0], num_heads=2).double()
+
+
+@enrol
+def diffusion_normalized() -> tm.Mask:
+    return tm.DiffusionMask(ragged_batch(), "normalized_laplacian", [0.5, 8.0], num_heads=2).double()
+
+
+@enrol
+def diffusion_adjacency() -> tm.Mask:
+    return tm.DiffusionMask(ragged_batch(), "negated_adjacency", 1.2).double()
+
+
+@enrol
+def diffusion_signed() -> tm.Mask:
+    return tm.DiffusionMask(signed_graph(), "laplacian", [0.4, 0.9, 1.5], num_heads=3).double()
+
+
+@enrol
+def diffusion_tolerance() -> tm.Mask:
+    return tm.DiffusionMask(tm.grid_graph(7, 9), "laplacian", 0.7, tolerance=1e-13).double()
+
+
+@enrol
+def diffusion_single_node() -> tm.Mask:
+    return tm.DiffusionMask(tm.path_graph(1), "normalized_laplacian").double()
+
+
+@enrol
+def prefix_diffusion() -> tm.Mask:
+    return tm.PrefixMask(tm.DiffusionMask(ragged_graph(), "laplacian", [0.3, 2.0], num_heads=2).double())
+
+
+@enrol
+def selected_diffusion() -> tm.Mask:
+    mask = tm.DiffusionMask(signed_graph(), "normalized_laplacian", [0.4, 2.0], num_heads=2).double()
+    return mask.select(torch.tensor([3, 0, 4, 3]), torch.tensor([1, 2, 4, 5, 6, 6]))
+
+
+@enrol
 def dense() -> tm.Mask:
     return tm.DenseMask(torch.nn.Parameter(torch.randn(2, 9, 9, dtype=torch.float64)))
 

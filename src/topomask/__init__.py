@@ -11,7 +11,16 @@ if TYPE_CHECKING:
     from topomask.attention import masked_attention, masked_softmax_attention
     from topomask.builders import cycle_graph, grid_graph, hypercube_graph, knn_graph, path_graph
     from topomask.graph import Graph
-    from topomask.masks import DenseMask, LowRankMask, Mask, PowerSeriesMask, PrefixMask, SelectedMask, WalkMask
+    from topomask.masks import (
+        DenseMask,
+        DiffusionMask,
+        LowRankMask,
+        Mask,
+        PowerSeriesMask,
+        PrefixMask,
+        SelectedMask,
+        WalkMask,
+    )
     from topomask.planning import Plan, plan_attention
     from topomask.series import convolve, deconvolve
     from topomask.walks import WalkFeatures, random_walks, sample_features
@@ -20,6 +29,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "DenseMask",
+    "DiffusionMask",
     "Graph",
     "LowRankMask",
     "Mask",
@@ -52,7 +62,16 @@ _HOMES = {
     "attention": ("masked_attention", "masked_softmax_attention"),
     "builders": ("cycle_graph", "grid_graph", "hypercube_graph", "knn_graph", "path_graph"),
     "graph": ("Graph",),
-    "masks": ("DenseMask", "LowRankMask", "Mask", "PowerSeriesMask", "PrefixMask", "SelectedMask", "WalkMask"),
+    "masks": (
+        "DenseMask",
+        "DiffusionMask",
+        "LowRankMask",
+        "Mask",
+        "PowerSeriesMask",
+        "PrefixMask",
+        "SelectedMask",
+        "WalkMask",
+    ),
     "planning": ("Plan", "plan_attention"),
     "series": ("convolve", "deconvolve"),
     "walks": ("WalkFeatures", "random_walks", "sample_features"),

@@ -85,7 +85,8 @@ def test_dense_weights_are_kept_until_something_changes():
     for mask in (walks, tm.PrefixMask(walks)):
         with torch.no_grad():
             kept, size = mask.dense_weights(), mask.magnitude().dense_weights()
-            assert mask.dense_weights() is kept and mask.magnitude().dense_weights() is size
+            assert mask.dense_weights() is kept
+            assert mask.magnitude().dense_weights() is size
             walks.modulation.weight.mul_(2.0)
             torch.testing.assert_close(mask.dense_weights(), mask.to_dense())
             walks.resample(walks.seed + 1)

@@ -40,10 +40,13 @@ COMPILED = [
     "walk_asymmetric",
     "walk_batch",
     "power_series",
+    "diffusion_normalized",
+    "diffusion_signed",
     "dense",
     "low_rank",
     "prefix_walk",
     "prefix_batch",
+    "prefix_diffusion",
 ]
 
 

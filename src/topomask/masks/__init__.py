@@ -2,6 +2,7 @@
 
 from topomask.masks.base import Entries, Mask
 from topomask.masks.dense import DenseMask
+from topomask.masks.diffusion import DiffusionMask
 from topomask.masks.low_rank import LowRankMask
 from topomask.masks.power_series import PowerSeriesMask
 from topomask.masks.prefix import PrefixMask
@@ -10,6 +11,7 @@ from topomask.masks.walk import WalkMask
 
 __all__ = [
     "DenseMask",
+    "DiffusionMask",
     "Entries",
     "LowRankMask",
     "Mask",

@@ -105,9 +105,10 @@ class Mask(nn.Module, ABC):
         return 0
 
     def product_noise(self, x: Tensor) -> Tensor | None:  # noqa: ARG002
-        """A bound on the rounding error of every entry of a product with x [..., H, N_k, C], [..., H, 1, C].
+        """A bound on the rounding error of every entry of a product with x [..., H, N_k, C].
 
-        Attention takes a normaliser below it for nothing. None where an entry that is 0 comes out as 0.
+        One for all rows, [..., H, 1, C], or one per row, [..., H, N_q, C]. Attention takes a normaliser below it for
+        nothing. None where an entry that is 0 comes out as 0. For a square mask it also holds for :meth:`rmatmul`.
         """
         return None
 
@@ -231,6 +232,10 @@ class Mask(nn.Module, ABC):
         return out
 
     def __matmul__(self, x: Tensor) -> Tensor:
+        return self.forward(x)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """M x, as ``mask @ x``; inside ``torch.compile``, which does not know that sign for modules, call the mask."""
         if x.ndim < 3 or x.shape[-2] != self.num_keys or (self.num_heads > 1 and x.shape[-3] != self.num_heads):
             raise ValueError(
                 f"`x` must have shape [..., num_heads={self.num_heads}, num_keys={self.num_keys}, C], "
@@ -238,10 +243,6 @@ class Mask(nn.Module, ABC):
             )
         with torch.autocast(x.device.type, enabled=False):
             return self.matmul(x)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """M x, as ``mask @ x``."""
-        return self @ x
 
     def _view(self) -> Self:
         """A mask with the same parameters and modules whose other attributes can be set apart."""
@@ -270,7 +271,7 @@ class Mask(nn.Module, ABC):
         return not any(x.is_meta or x.is_inference() or (learns and x.requires_grad) for x in self._state())
 
     def _keep(self, name: str, make: Callable[[], _Kept]) -> _Kept:
-        """What ``make`` gives, computed again only when a parameter or the graph has changed, or a gradient is wanted."""
+        """What ``make`` gives, computed anew only where a parameter or the graph has changed or learning needs it."""
         if not self._is_frozen():
             return make()
         state, key = [x.detach() for x in self._state()], (name, self._is_magnitude)
