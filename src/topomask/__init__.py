@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         PowerSeriesMask,
         PrefixMask,
         SelectedMask,
+        VisitMask,
         WalkMask,
     )
     from topomask.planning import Plan, plan_attention
@@ -37,6 +38,7 @@ __all__ = [
     "PowerSeriesMask",
     "PrefixMask",
     "SelectedMask",
+    "VisitMask",
     "WalkFeatures",
     "WalkMask",
     "convolve",
@@ -70,6 +72,7 @@ _HOMES = {
         "PowerSeriesMask",
         "PrefixMask",
         "SelectedMask",
+        "VisitMask",
         "WalkMask",
     ),
     "planning": ("Plan", "plan_attention"),

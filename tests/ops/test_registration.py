@@ -39,6 +39,8 @@ COMPILED = [
     "walk_symmetric",
     "walk_asymmetric",
     "walk_batch",
+    "visit_normalized",
+    "visit_frequencies",
     "power_series",
     "diffusion_normalized",
     "diffusion_signed",

@@ -7,6 +7,7 @@ from topomask.masks.low_rank import LowRankMask
 from topomask.masks.power_series import PowerSeriesMask
 from topomask.masks.prefix import PrefixMask
 from topomask.masks.selected import SelectedMask
+from topomask.masks.visit import VisitMask
 from topomask.masks.walk import WalkMask
 
 __all__ = [
@@ -18,5 +19,6 @@ __all__ = [
     "PowerSeriesMask",
     "PrefixMask",
     "SelectedMask",
+    "VisitMask",
     "WalkMask",
 ]

@@ -537,7 +537,7 @@ def _sample_chunk(
         np.zeros((num_blocks, num_nodes), np.uint32),
         *(np.zeros((num_blocks, (num_nodes >> bits) + 1), np.uint64) for bits in (6, 12, 18)),
     )
-    divisors = [settings.num_walks * (1.0 - settings.halt_prob) ** k for k in range(settings.max_length + 1)]
+    divisors = [settings.divisor(length) for length in range(settings.max_length + 1)]
     column_type, length_type, load_type = (
         torch.empty(0, dtype=kind).numpy().dtype
         for kind in (segments.index_type(num_nodes), length_dtype(settings.max_length), dtype)
