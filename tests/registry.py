@@ -113,6 +113,43 @@ def walk_hub() -> tm.Mask:
     return walk_mask(star_graph(62), max_length=2)
 
 
+def visit_mask(graph: tm.Graph, num_heads: int = 1, max_length: int = 3, **options) -> tm.VisitMask:
+    f = options.pop("f", random_f(num_heads, max_length))
+    options = {"num_walks": 6, "seed": 1} | options
+    return tm.VisitMask(graph, max_length=max_length, num_heads=num_heads, f=f, **options).double()
+
+
+@enrol
+def visit_shared() -> tm.Mask:
+    return visit_mask(ragged_graph(), num_heads=2)
+
+
+@enrol
+def visit_normalized() -> tm.Mask:
+    return visit_mask(ragged_batch(), num_heads=2, normalize=True)
+
+
+@enrol
+def visit_own_walks() -> tm.Mask:
+    return visit_mask(directed_graph(), shared_walks=False, normalize=True, coupling="iid", halt_prob=0.2)
+
+
+@enrol
+def visit_frequencies() -> tm.Mask:
+    return visit_mask(signed_graph(), num_heads=3, f=None)
+
+
+@enrol
+def visit_single_node() -> tm.Mask:
+    return visit_mask(tm.path_graph(1))
+
+
+@enrol
+def selected_visit() -> tm.Mask:
+    mask = visit_mask(ragged_graph(), num_heads=2, normalize=True)
+    return mask.select(torch.tensor([3, 0, 4, 3]), torch.tensor([1, 2, 4, 8, 9]))
+
+
 @enrol
 def power_series() -> tm.Mask:
     return tm.PowerSeriesMask(ragged_graph(), random_f(2, 4))
@@ -133,6 +170,47 @@ def power_series_edge_weights() -> tm.Mask:
     graph = ragged_graph()
     weights = torch.nn.Parameter(graph.to_edge_index()[1] * 1.5)
     return tm.PowerSeriesMask(graph, random_f(1, 3), edge_weights=weights)
+
+
+@enrol
+def diffusion_laplacian() -> tm.Mask:
+    return tm.DiffusionMask(ragged_graph(), "laplacian", [0.3, 2.0], num_heads=2).double()
+
+
+@enrol
+def diffusion_normalized() -> tm.Mask:
+    return tm.DiffusionMask(ragged_batch(), "normalized_laplacian", [0.5, 8.0], num_heads=2).double()
+
+
+@enrol
+def diffusion_adjacency() -> tm.Mask:
+    return tm.DiffusionMask(ragged_batch(), "negated_adjacency", 1.2).double()
+
+
+@enrol
+def diffusion_signed() -> tm.Mask:
+    return tm.DiffusionMask(signed_graph(), "laplacian", [0.4, 0.9, 1.5], num_heads=3).double()
+
+
+@enrol
+def diffusion_tolerance() -> tm.Mask:
+    return tm.DiffusionMask(tm.grid_graph(7, 9), "laplacian", 0.7, tolerance=1e-13).double()
+
+
+@enrol
+def diffusion_single_node() -> tm.Mask:
+    return tm.DiffusionMask(tm.path_graph(1), "normalized_laplacian").double()
+
+
+@enrol
+def prefix_diffusion() -> tm.Mask:
+    return tm.PrefixMask(tm.DiffusionMask(ragged_graph(), "laplacian", [0.3, 2.0], num_heads=2).double())
+
+
+@enrol
+def selected_diffusion() -> tm.Mask:
+    mask = tm.DiffusionMask(signed_graph(), "normalized_laplacian", [0.4, 2.0], num_heads=2).double()
+    return mask.select(torch.tensor([3, 0, 4, 3]), torch.tensor([1, 2, 4, 5, 6, 6]))
 
 
 @enrol

@@ -115,6 +115,26 @@ def test_features_sum_up_random_walks(settings, make):
             torch.testing.assert_close(found, expected[:, :, length], rtol=1e-14, atol=0)
 
 
+@pytest.mark.parametrize("settings", SETTINGS, ids=NAMES)
+@pytest.mark.parametrize("make", [ragged_graph, directed_graph, signed_graph, ragged_batch])
+def test_visits_count_random_walks(settings, make, monkeypatch):
+    """Shares of walkers, exactly, by both backends; signs, weights and halting do not count."""
+    graph = make()
+    walks = tm.random_walks(graph, 7, 5, seed=4, head=1, **settings).numpy()
+    options = dict(num_walks=7, max_length=5, num_heads=2, seed=4, weighting="visits", dtype=torch.float64, **settings)
+    features = tm.sample_features(graph, **options)
+    for length in range(6):
+        found = features.to_dense(unit(length, 5))[1].numpy()
+        for start in range(graph.num_nodes):
+            here = walks[start, :, length]
+            assert np.array_equal(found[start], np.bincount(here[here >= 0], minlength=graph.num_nodes) / 7)
+    monkeypatch.setenv("TOPOMASK_BACKEND", "reference")
+    assert_same(tm.sample_features(graph, **options), features)
+    again = WalkFeatures.from_state(features.state())
+    assert (again.weighting, again.normalization) == ("visits", "row")
+    assert features.rows([0]).weighting == WalkFeatures.batch([features, features]).weighting == "visits"
+
+
 def test_random_walks_follow_edges_and_stay_ended():
     graph = directed_graph()
     walks = tm.random_walks(graph, 50, 8, halt_prob=0.1, coupling="repelling")
@@ -333,6 +353,8 @@ def test_values_stay_in_float32_for_half_precision():
         ({"coupling": "quasi"}, "coupling"),
         ({"ensemble": "value"}, "ensemble"),
         ({"normalization": "column"}, "normalization"),
+        ({"weighting": "frequency"}, "weighting"),
+        ({"weighting": "visits", "normalization": "sym"}, "not weighted by W"),
         ({"dtype": torch.float16}, "float32"),
         ({"start_nodes": [0, 11]}, r"start_nodes\[1\] is 11"),
         ({"start_nodes": [-1]}, "-1"),

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from topomask.masks import (
         DegreeMask,
         DenseMask,
+        DiffusionMask,
         ForestMask,
         HypercubeMask,
         KroneckerMask,
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
         StochasticPositionMask,
         SumMask,
         ToeplitzMask,
+        VisitMask,
         WalkMask,
     )
     from topomask.planning import Plan, plan_attention
@@ -40,6 +42,7 @@ __version__ = "0.1.0"
 __all__ = [
     "DegreeMask",
     "DenseMask",
+    "DiffusionMask",
     "ExponentialDecay",
     "ForestMask",
     "Graph",
@@ -57,6 +60,7 @@ __all__ = [
     "StochasticPositionMask",
     "SumMask",
     "ToeplitzMask",
+    "VisitMask",
     "WalkFeatures",
     "WalkMask",
     "convolve",
@@ -86,6 +90,7 @@ _HOMES = {
     "masks": (
         "DegreeMask",
         "DenseMask",
+        "DiffusionMask",
         "ForestMask",
         "HypercubeMask",
         "KroneckerMask",
@@ -100,6 +105,7 @@ _HOMES = {
         "StochasticPositionMask",
         "SumMask",
         "ToeplitzMask",
+        "VisitMask",
         "WalkMask",
     ),
     "planning": ("Plan", "plan_attention"),

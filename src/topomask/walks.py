@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -22,9 +23,13 @@ from topomask.ops.sparse_product import Pattern, make_pattern
 
 Coupling = Literal["repelling", "antithetic", "iid"]
 Ensemble = Literal["query", "key"]
+Weighting = Literal["importance", "visits"]
 
 # Goes up whenever the same seed gives other walks.
 SAMPLER_VERSION = 1
+
+# What loads may be, in the order that checkpoints know them by.
+_KINDS = tuple(itertools.product(get_args(Weighting), get_args(Normalization)))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -44,6 +49,7 @@ class WalkFeatures:
         num_columns: Number of nodes N of the graph.
         max_length: Longest walk L.
         normalization: The matrix W whose powers the walks estimate: ``"sym"``, ``"row"`` or ``"none"``.
+        weighting: Whether loads are those of an estimate, ``"importance"``, or shares of walkers, ``"visits"``.
     """
 
     row_ptr: Tensor
@@ -55,6 +61,7 @@ class WalkFeatures:
     num_columns: int
     max_length: int
     normalization: Normalization
+    weighting: Weighting = "importance"
 
     @property
     def num_rows(self) -> int:
@@ -149,7 +156,7 @@ class WalkFeatures:
         """Features of a batch of graphs (:meth:`Graph.batch`) from the features of each, without new walks."""
         if not features:
             raise ValueError("`features` is empty. Pass at least one WalkFeatures.")
-        for name in ("num_heads", "max_length", "normalization"):
+        for name in ("num_heads", "max_length", "normalization", "weighting"):
             found = {getattr(part, name) for part in features}
             if len(found) > 1:
                 raise ValueError(f"`features` must agree in {name}, but have {sorted(found)}. Sample them alike.")
@@ -175,6 +182,7 @@ class WalkFeatures:
             num_columns=offset,
             max_length=features[0].max_length,
             normalization=features[0].normalization,
+            weighting=features[0].weighting,
         )
         return joined if num_heads == 1 else joined._take(order.to(joined.columns.device))
 
@@ -199,8 +207,8 @@ class WalkFeatures:
 
     def state(self) -> dict[str, Tensor]:
         """Everything as tensors, for checkpoints."""
-        normalization = get_args(Normalization).index(self.normalization)
-        sizes = torch.tensor([self.num_heads, self.num_columns, self.max_length, normalization])
+        kind = _KINDS.index((self.weighting, self.normalization))
+        sizes = torch.tensor([self.num_heads, self.num_columns, self.max_length, kind])
         return self._tensors() | {"sizes": sizes}
 
     @classmethod
@@ -209,13 +217,15 @@ class WalkFeatures:
         names = {"row_ptr", "columns", "entry_ptr", "lengths", "loads", "sizes"}
         if set(state) != names or state["sizes"].shape != (4,):
             raise ValueError(f"Stored walks must have the tensors {sorted(names)}, but have {sorted(state)}.")
-        num_heads, num_columns, max_length, normalization = (int(size) for size in state["sizes"])
+        num_heads, num_columns, max_length, kind = (int(size) for size in state["sizes"])
+        weighting, normalization = _KINDS[kind % len(_KINDS)]
         features = cls(
             **{name: tensor for name, tensor in state.items() if name != "sizes"},
             num_heads=num_heads,
             num_columns=num_columns,
             max_length=max_length,
-            normalization=get_args(Normalization)[normalization % 3],
+            normalization=normalization,
+            weighting=weighting,
         )
         features._check()
         return features
@@ -258,6 +268,7 @@ def sample_features(
     seed: int = 0,
     *,
     normalization: Normalization | None = None,
+    weighting: Weighting = "importance",
     ensemble: Ensemble = "query",
     start_nodes: Any = None,
     dtype: torch.dtype = torch.float32,
@@ -283,6 +294,9 @@ def sample_features(
         num_heads: Independent sets of walks.
         seed: Seed of all draws, from 0 to 2**63 - 1.
         normalization: ``"sym"``, ``"row"`` or ``"none"``, see :meth:`Graph.adjacency`.
+        weighting: ``"importance"``, the loads above, or ``"visits"``: the share of walkers that are at c after l
+            steps, whatever the weights they went along and the probability to get there. Visits estimate no series of
+            W, so they take no ``normalization``.
         ensemble: Queries and keys draw independent walks from the same seed.
         start_nodes: Which rows to sample, [R]. Default: all nodes.
         dtype: Precision of the loads, float32 or float64.
@@ -300,9 +314,17 @@ def sample_features(
     check_integer("max_length", max_length, 0, torch.iinfo(torch.int16).max)
     check_integer("num_heads", num_heads, 1)
     _check_draws(halt_prob, coupling, seed, ensemble)
+    if weighting not in get_args(Weighting):
+        raise ValueError(f"`weighting` must be one of {get_args(Weighting)}, but is {weighting!r}.")
+    if weighting == "visits" and normalization is not None:
+        raise ValueError(f"`normalization` is {normalization!r}, but visits are not weighted by W. Leave it out.")
     if dtype not in (torch.float32, torch.float64):
         raise ValueError(f"`dtype` must be torch.float32 or torch.float64, but is {dtype}.")
     nodes = _start_nodes(graph, start_nodes)
+    tensors = graph.tensors
+    if weighting == "visits":
+        # Shares of walkers are the loads for "row", but for signs and the probability to survive.
+        normalization, tensors = "row", tensors._replace(signs=None)
     settings = WalkSettings(
         num_walks=int(num_walks),
         max_length=int(max_length),
@@ -311,11 +333,12 @@ def sample_features(
         normalization=graph.check_normalization(normalization),
         seed=int(seed),
         ensemble=get_args(Ensemble).index(ensemble),
+        weighting=weighting,
     )
     # Walks are drawn on the CPU whatever the default device is; move them with `to`. They may be trained on later, also
     # when they are drawn in inference mode.
     with torch.device("cpu"), torch.inference_mode(False):
-        loads = sample_walks(graph.tensors, nodes, settings, range(num_heads), dtype)
+        loads = sample_walks(tensors, nodes, settings, range(num_heads), dtype)
         return WalkFeatures(
             row_ptr=loads.row_ptr,
             columns=loads.columns,
@@ -326,6 +349,7 @@ def sample_features(
             num_columns=graph.num_nodes,
             max_length=max_length,
             normalization=settings.normalization,
+            weighting=weighting,
         )
 
 

@@ -39,7 +39,11 @@ COMPILED = [
     "walk_symmetric",
     "walk_asymmetric",
     "walk_batch",
+    "visit_normalized",
+    "visit_frequencies",
     "power_series",
+    "diffusion_normalized",
+    "diffusion_signed",
     "dense",
     "low_rank",
     "degree",
@@ -65,6 +69,7 @@ COMPILED = [
     "kronecker_walks",
     "kronecker_series",
     "kronecker_of_three",
+    "prefix_diffusion",
 ]
 
 

@@ -3,6 +3,7 @@
 from topomask.masks.base import Entries, Mask
 from topomask.masks.degree import DegreeMask
 from topomask.masks.dense import DenseMask
+from topomask.masks.diffusion import DiffusionMask
 from topomask.masks.forest import ForestMask
 from topomask.masks.hypercube import HypercubeMask
 from topomask.masks.kronecker import KroneckerMask
@@ -16,11 +17,13 @@ from topomask.masks.shortest_path import ShortestPathMask
 from topomask.masks.stochastic_position import StochasticPositionMask
 from topomask.masks.sum import SumMask
 from topomask.masks.toeplitz import ToeplitzMask
+from topomask.masks.visit import VisitMask
 from topomask.masks.walk import WalkMask
 
 __all__ = [
     "DegreeMask",
     "DenseMask",
+    "DiffusionMask",
     "Entries",
     "ForestMask",
     "HypercubeMask",
@@ -36,5 +39,6 @@ __all__ = [
     "StochasticPositionMask",
     "SumMask",
     "ToeplitzMask",
+    "VisitMask",
     "WalkMask",
 ]

@@ -115,9 +115,10 @@ class Mask(nn.Module, ABC):
         return 0
 
     def product_noise(self, x: Tensor) -> Tensor | None:  # noqa: ARG002
-        """A bound on the rounding error of every entry of a product with x [..., H, N_k, C], [..., H, 1, C].
+        """A bound on the rounding error of every entry of a product with x [..., H, N_k, C].
 
-        Attention takes a normaliser below it for nothing. None where an entry that is 0 comes out as 0.
+        One for all rows, [..., H, 1, C], or one per row, [..., H, N_q, C]. Attention takes a normaliser below it for
+        nothing. None where an entry that is 0 comes out as 0. For a square mask it also holds for :meth:`rmatmul`.
         """
         return None
 

@@ -14,9 +14,14 @@ from topomask.ops.locality import suggest_order
 from topomask.ops.pair_attention import MIN_ENTRIES_PER_ROW, TileWork, estimate_tiles
 from topomask.ops.pair_values import count_triples, estimate_pairs, pair_pattern
 from topomask.ops.sparse_product import Pattern
-from topomask.walks import Coupling, WalkFeatures, sample_features
+from topomask.walks import Coupling, WalkFeatures, Weighting, sample_features
 
 Features = WalkFeatures | tuple[WalkFeatures, WalkFeatures]
+
+
+def draw_seed() -> int:
+    """A seed from torch's generator."""
+    return int(torch.randint(2**62, (), device="cpu"))
 
 
 @dataclass(frozen=True)
@@ -32,13 +37,14 @@ class WalkRecipe:
     symmetric: bool
     shared_walks: bool
     seed: int
+    weighting: Weighting = "importance"
 
     def sample(self, graph: Graph) -> Features:
         """Walks of queries and keys; one set where keys have none of their own."""
         walks = {
             name: getattr(self, name) for name in ("num_walks", "max_length", "halt_prob", "coupling", "num_heads")
         }
-        walks |= {"seed": self.seed, "normalization": self.normalization}
+        walks |= {"seed": self.seed, "normalization": self.normalization, "weighting": self.weighting}
         query = sample_features(graph, **walks, ensemble="query")
         if not self.symmetric or self.shared_walks:
             return query
@@ -122,13 +128,15 @@ def _constant_pattern(walks: BoundWalks) -> Pattern:
     return walks._product_pattern
 
 
-def check_features(features: WalkFeatures, graph: Graph, settings: WalkRecipe, normalization: Normalization) -> None:
+def check_features(features: WalkFeatures, graph: Graph, settings: WalkRecipe) -> None:
     """A ValueError unless the features are those of this graph and this recipe."""
-    found = (features.num_rows, features.num_columns, features.num_heads, features.max_length, features.normalization)
-    expected = (graph.num_nodes, graph.num_nodes, settings.num_heads, settings.max_length, normalization)
+    names = ("num_rows", "num_columns", "num_heads", "max_length", "normalization", "weighting")
+    normalization = "row" if settings.weighting == "visits" else graph.check_normalization(settings.normalization)
+    sizes = (graph.num_nodes, graph.num_nodes, settings.num_heads, settings.max_length)
+    expected = (*sizes, normalization, settings.weighting)
+    found = tuple(getattr(features, name) for name in names)
     if found != expected:
         raise ValueError(
-            f"`features` must have (num_rows, num_columns, num_heads, max_length, normalization) = {expected}, but has "
-            f"{found}. "
+            f"`features` must have ({', '.join(names)}) = {expected}, but has {found}. "
             "Sample them on the same graph with the same settings, as mask.sample(graph) does."
         )

@@ -7,6 +7,7 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from topomask.graph import Graph
 from topomask.masks.base import Entries, Mask, Normalizer
@@ -110,7 +111,9 @@ class PrefixMask(Mask):
 
     def product_noise(self, x: Tensor) -> Tensor | None:
         """That of the mask: sums over the prefix are exact."""
-        return self.mask.product_noise(x[..., self.num_prefix * self.num_graphs :, :])
+        start = self.num_prefix * self.num_graphs
+        noise = self.mask.product_noise(x[..., start:, :])
+        return noise if noise is None or noise.shape[-2] == 1 else F.pad(noise, (0, 0, start, 0))
 
     def to_dense(self) -> Tensor:
         """M', [H, N, N]."""

@@ -48,8 +48,9 @@ class SelectedMask(Mask):
         return _gather(self.mask.rmatmul(_scatter(x, self._query_nodes, self.mask.num_queries)), self._key_nodes)
 
     def product_noise(self, x: Tensor) -> Tensor | None:
-        """That of the whole mask."""
-        return self.mask.product_noise(_scatter(x, self._key_nodes, self.mask.num_keys))
+        """That of the whole mask, in the queries' rows where rows differ."""
+        noise = self.mask.product_noise(_scatter(x, self._key_nodes, self.mask.num_keys))
+        return noise if noise is None or noise.shape[-2] == 1 else _gather(noise, self._query_nodes)
 
     def dense_weights(self) -> Tensor:
         """The submatrix; a selection is made for one call, so nothing is kept."""
@@ -58,11 +59,18 @@ class SelectedMask(Mask):
     def to_dense(self) -> Tensor:
         """The submatrix, [H, N_q, N_k], by products with unit vectors on its smaller side."""
         few_queries = self.num_queries <= self.num_keys
+        few, many = (self._query_nodes, self._key_nodes) if few_queries else (self._key_nodes, self._query_nodes)
         size = self.num_queries if few_queries else self.num_keys
         dtype, device = _kind(self.mask)
-        eye = torch.eye(size, dtype=dtype, device=device)
-        eye = eye.expand(self.num_heads, -1, -1)
-        return self.rmatmul(eye).mT if few_queries else self.matmul(eye)
+        eye = torch.eye(size, dtype=dtype, device=device).expand(self.num_heads, -1, -1)
+        x = _scatter(eye, few, self.mask.num_queries if few_queries else self.mask.num_keys)
+        dense = _gather(self.mask.rmatmul(x) if few_queries else self.mask.matmul(x), many)
+        noise = self.mask.product_noise(x)
+        if noise is not None:
+            # What cannot be told from nothing is nothing, so that a mask without negative entries has none here.
+            noise = noise if noise.shape[-2] == 1 else _gather(noise, many)
+            dense = dense.masked_fill(dense.detach().abs() <= noise, 0.0)
+        return dense.mT if few_queries else dense
 
     def magnitude(self) -> SelectedMask:
         """The same places of the mask's magnitude."""

@@ -588,7 +588,7 @@ def _sample_chunk(
     num_nodes, num_rows = len(graph.row_ptr) - 1, len(start_nodes)
     capacity = settings.num_walks * settings.max_length + 1
     block_ptr = _blocks(num_rows, num_nodes)
-    divisors = [settings.num_walks * (1.0 - settings.halt_prob) ** k for k in range(settings.max_length + 1)]
+    divisors = [settings.divisor(length) for length in range(settings.max_length + 1)]
     row_ends, block_ends = np.empty(num_rows, np.int64), np.empty((len(block_ptr) - 1, 2), np.int64)
     _sample_kernel(
         _unsigned(graph),

@@ -45,6 +45,12 @@ class WalkSettings:
     normalization: Literal["sym", "row", "none"]
     seed: int
     ensemble: int
+    weighting: Literal["importance", "visits"] = "importance"
+
+    def divisor(self, length: int) -> float:
+        """What the sum over walkers that are somewhere after ``length`` steps is divided by."""
+        survival = (1.0 - self.halt_prob) ** length if self.weighting == "importance" else 1.0
+        return self.num_walks * survival
 
 
 class Loads(NamedTuple):
@@ -234,7 +240,7 @@ def _record(
         total = sums[row, groups.number[row, place]]
     if settings.normalization == "sym":
         total = total * (graph.degrees[start_nodes[row]].sqrt() / graph.degrees[node].sqrt())
-    return row, node, total / (settings.num_walks * (1.0 - settings.halt_prob) ** length)
+    return row, node, total / settings.divisor(length)
 
 
 def _merge(records: list[tuple[Tensor, Tensor, Tensor]], num_rows: int, num_nodes: int) -> Loads:

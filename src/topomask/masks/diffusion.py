@@ -1,0 +1,303 @@
+"""The heat kernel of a graph."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, get_args
+
+import numpy as np
+import torch
+from scipy.special import pdtrc
+from torch import Tensor, nn
+
+from topomask.graph import Graph
+from topomask.masks.graph_mask import GraphMask
+from topomask.masks.graph_operator import Operator, make_operator, walk_graph
+from topomask.masks.walk import WalkMask
+from topomask.ops.diffusion import count_terms, diffuse
+
+# Truncation error where a product is taken to be exact.
+_EXACT = torch.finfo(torch.float64).eps
+
+
+class DiffusionMask(GraphMask):
+    r"""The diffusion (heat) kernel of a graph, with a learnable time per head, by a Chebyshev series.
+
+    .. math:: M = \exp(-\lambda T), \qquad T \in \{D - A,\; I - D^{-1/2} A D^{-1/2},\; -A\}
+
+    With the eigenvalues of T in [0, 2r] and :math:`z = \lambda r`,
+
+    .. math:: M x = \sum_k (-1)^k p_k\,T_k(T/r - I)\,x, \qquad p_0 = e^{-z} I_0(z), \quad p_k = 2 e^{-z} I_k(z)
+
+    where :math:`T_k` are Chebyshev polynomials and :math:`I_k` Bessel functions: O(K E) for K terms, and three vectors
+    of memory, also for the gradient, since :math:`\partial_\lambda M = -T M`. K follows :math:`\lambda`, about
+    :math:`\sqrt{2 z \log(2/\text{tolerance})}` for large z; it is found from the value at every product, also inside
+    ``torch.compile``. The exponential of a Laplacian stays below 1. That of -A grows like :math:`e^{\lambda \rho(A)}`;
+    it is computed with :math:`\rho(A)` added to the diagonal, per connected component, and refused, with the numbers,
+    beyond :math:`e^{80}`.
+
+    The graph must be undirected: only then is T symmetric. Degrees are sums of absolute weights, and a self-loop counts
+    once. An isolated node has :math:`T_{ii} = 0` and :math:`M_{ii} = 1`, also for the normalised Laplacian, as SciPy
+    and NetworkX have it; I - W, which :mod:`topomask.series` is about, would have :math:`T_{ii} = 1` there.
+
+    Where no weight is negative no entry of M is. On signed graphs ``magnitude()`` is the kernel of the absolute
+    weights, :math:`\exp(-\lambda(D - |A|))`, say, which dominates :math:`|M|`.
+
+    Args:
+        graph: The graph.
+        operator: ``"laplacian"``, ``"normalized_laplacian"`` or ``"negated_adjacency"``.
+        time: Initial :math:`\lambda > 0`, a number or one per head. Its logarithm is learnt.
+        num_heads: Heads; each has its own time.
+        tolerance: Error at most that truncating the series makes in a product, relative to :math:`\lVert x \rVert_2`,
+            for the negated adjacency times :math:`e^{\lambda \rho(A)}`. Default: the machine epsilon of the arithmetic.
+
+    Example:
+        >>> import torch, topomask as tm
+        >>> mask = tm.DiffusionMask(tm.path_graph(3), time=100.0)
+        >>> mask.to_dense()[0, 0]
+        tensor([0.3333, 0.3333, 0.3333], grad_fn=<...>)
+
+    References:
+        Kondor and Lafferty (2002), Diffusion kernels on graphs. Choromanski et al. (2022), GKAT.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        operator: Operator = "laplacian",
+        time: float | Sequence[float] | Tensor = 1.0,
+        num_heads: int = 1,
+        *,
+        tolerance: float | None = None,
+    ) -> None:
+        super().__init__()
+        if operator not in get_args(Operator):
+            raise ValueError(f"`operator` must be one of {get_args(Operator)}, but is {operator!r}.")
+        if tolerance is not None and not 0 < tolerance < 1:
+            raise ValueError(f"`tolerance` must lie between 0 and 1, but is {tolerance}.")
+        self.operator: Operator = operator
+        self.num_heads = num_heads
+        self.tolerance = tolerance
+        self._bind(graph)
+        self.log_time = nn.Parameter(_check_times(time, num_heads).log())
+        self._follow(self.log_time)
+
+    def _bind(self, graph: Graph) -> None:
+        if graph.directed:
+            raise ValueError(
+                "`graph` is directed, but a diffusion needs a symmetric operator: its series converges on real "
+                "eigenvalues only. Build the graph undirected, or take PowerSeriesMask(graph, series.heat(order)), "
+                "which holds for any graph."
+            )
+        super()._bind(graph)
+        self._operator = make_operator(graph, self.operator)
+
+    def time(self) -> Tensor:
+        r"""The diffusion time :math:`\lambda`, [H]."""
+        return self.log_time.to(torch.promote_types(self.log_time.dtype, torch.float32)).exp()
+
+    @property
+    def num_terms(self) -> list[int]:
+        """Terms of the series per head, for products in float32 where there is no other tolerance."""
+        return _constant_terms(self, self._tolerance(torch.float32))
+
+    def _tolerance(self, dtype: torch.dtype) -> float:
+        return torch.finfo(dtype).eps if self.tolerance is None else self.tolerance
+
+    def _act(self, x: Tensor, times: Tensor, tolerance: float) -> Tensor:
+        """M x in the precision of x."""
+        operator = self._operator
+        first = -2 if self.num_heads == 1 else -3
+        moved = x.movedim(tuple(range(first, -1)), tuple(range(-1 - first)))  # heads and nodes, or nodes, come first
+        rest = moved.shape[-1 - first :]
+        flat = moved.reshape(self.num_heads, self.num_keys, rest.numel())
+        entries = (operator.absolute if self._is_magnitude else operator.entries).to(x.dtype)
+        out = diffuse(operator.pattern, entries, times, flat, operator.radius, operator.growth, tolerance)
+        if operator.growth > 0:
+            out = out * self._growth(times, out.dtype)
+        return out.reshape(moved.shape).movedim(tuple(range(-1 - first)), tuple(range(first, -1)))
+
+    def _growth(self, times: Tensor, dtype: torch.dtype) -> Tensor:
+        """What the shift of the operator takes away from M, [H, N, 1]; [H, 1, 1] where it is the same everywhere."""
+        shift = self._operator.shift if self._operator.num_components > 1 else self._operator.shift[:1]
+        return (times.to(dtype)[:, None, None] * shift.to(dtype)[:, None]).exp()
+
+    def product(self) -> Callable[[Tensor], Tensor]:
+        """Multiplication by M with the times computed once."""
+        times = self.time()
+
+        def multiply(x: Tensor) -> Tensor:
+            dtype = torch.promote_types(x.dtype, torch.float32)
+            return self._act(x.to(dtype), times, self._tolerance(dtype)).to(x.dtype)
+
+        return multiply
+
+    def matmul(self, x: Tensor) -> Tensor:
+        """The Chebyshev series of M times x."""
+        return self.product()(x)
+
+    def rmatmul(self, x: Tensor) -> Tensor:
+        """The same: M is symmetric."""
+        return self.product()(x)
+
+    def to_dense(self) -> Tensor:
+        """M, [H, N, N], to double precision whatever that of the parameters; entries below its errors are 0."""
+        eye = torch.eye(self.num_keys, dtype=torch.float64, device=self.log_time.device)
+        dense = self._act(eye.expand(self.num_heads, -1, -1), self.time(), _EXACT)
+        # Without those a nonnegative mask is nonnegative.
+        dense = dense.masked_fill(dense.detach().abs() <= self._rounding(), 0.0)
+        return dense.to(torch.promote_types(self.log_time.dtype, torch.float32))
+
+    def product_noise(self, x: Tensor) -> Tensor:
+        """The error of a product, [..., H, N, C], measured: see :meth:`Mask.product_noise`.
+
+        Its size is that of the largest difference from the product in double precision in the connected component of an
+        entry: relative to the norm of x there, and of all columns, since one column may be lucky; at least that of
+        rounding the largest number; four times that, since attention may add up in another order; and a bound on the
+        error in double precision. Errors do not cross from one component to another: there, 0 comes out as 0. A bound
+        on the error of the product itself would have to let the errors of all nodes conspire, and would be more than
+        what a query of a large graph attends to.
+        """
+        with torch.no_grad():
+            exact, dtype = x.detach().double(), torch.promote_types(x.dtype, torch.float32)
+            norms = self._over_components(exact.square(), "sum").sqrt()
+            noise = self._rounding() * norms
+            if x.shape[-1] and (dtype != torch.float64 or self.tolerance is not None):
+                found, expected = self.matmul(x.detach().to(dtype)), self._act(exact, self.time(), _EXACT)
+                errors = self._over_components((found - expected).abs(), "amax")
+                relative = torch.where(norms > 0, errors / norms, 0.0).amax(dim=-1, keepdim=True)
+                last_digit = torch.finfo(dtype).eps * self._over_components(expected.abs(), "amax")
+                noise = noise + 4.0 * (relative * norms + last_digit)
+            return noise.to(dtype)
+
+    def _over_components(self, x: Tensor, reduce: str) -> Tensor:
+        """Sums or largest numbers over the connected component of every node, [..., N, C]; [..., 1, C] for one."""
+        if self._operator.num_components == 1:
+            return x.sum(dim=-2, keepdim=True) if reduce == "sum" else x.amax(dim=-2, keepdim=True)
+        places = self._operator.component[:, None].expand_as(x)
+        zeros = x.new_zeros(*x.shape[:-2], self._operator.num_components, x.shape[-1])
+        return zeros.scatter_reduce(-2, places, x, reduce).index_select(-2, self._operator.component)
+
+    def _rounding(self) -> Tensor:
+        r"""A bound on the rounding errors in double precision, relative to the norm of x, [H, N, 1] or [H, 1, 1].
+
+        .. math:: \epsilon \sqrt{w}\,(z + 3\sqrt z + 2)
+
+        An error that is made in one step of the recurrence is multiplied by a Chebyshev polynomial of the second kind,
+        at most by k + 1 after k steps; so terms count like
+        :math:`\sum_k p_k (k+1)(k+2)/2 \le (z + 3\sqrt z + 2)/2`, since the law p has second moment z. One step sums w
+        products per entry at most. Their rounding errors are taken for independent, which gives the root of w.
+        """
+        times = self.time().detach().double()
+        z = (times * self._operator.radius)[:, None, None]
+        relative = math.sqrt(self._operator.longest_row + 2) * (z + 3.0 * z.sqrt() + 2.0)
+        return _EXACT * relative * self._growth(times, torch.float64)
+
+    def magnitude(self) -> DiffusionMask:
+        """The kernel of the absolute weights; this mask where no weight is negative."""
+        return self if self._is_magnitude or not self.graph.signed else self._magnitude_view()
+
+    def by_walks(
+        self, num_walks: int = 20, max_length: int | None = None, *, symmetric: bool = True, **options: Any
+    ) -> WalkMask:
+        r"""The same kernel by graph random features: O(N) per product whatever the time, at the price of variance.
+
+        .. math:: \exp(-\lambda T) = e^{-\lambda s} e^{\lambda s W}, \qquad f_k = e^{-\lambda s/2} (\lambda s/2)^k / k!
+
+        where T = s (I - W). For the normalised Laplacian, s = 1 and W is the ``"sym"`` adjacency; isolated nodes get a
+        self-loop. For the Laplacian, s is the largest degree (uniformisation): W = (A + s - D)/s is the adjacency of
+        the same graph with self-loops that bring every degree to s. The result is on the graph with these self-loops.
+        For the negated adjacency, :math:`e^{\lambda A}`, W = A and there is no factor in front. The estimate is
+        unbiased but for walks longer than ``max_length``, which it leaves out; a large s needs long walks.
+
+        Args:
+            num_walks: Walkers per node, head and ensemble.
+            max_length: Longest walk. Default: such that what is left out has norm 1e-3 at most, relative to the bound
+                :math:`e^{\lambda \rho(A)}` for the negated adjacency and to 1 for Laplacians.
+            symmetric: Whether keys walk too. Otherwise :math:`f_k = e^{-\lambda s} (\lambda s)^k / k!`.
+            **options: Of :class:`topomask.WalkMask`, such as ``seed``, ``coupling`` and ``halt_prob``.
+
+        Returns:
+            A mask that starts at this kernel, with an f of its own to learn.
+
+        Example:
+            >>> import topomask as tm
+            >>> tm.DiffusionMask(tm.grid_graph(4, 4), "normalized_laplacian").by_walks(seed=0).features[0].max_length
+            6
+        """
+        negated = self.operator == "negated_adjacency"
+        graph, scale = walk_graph(self.graph, self.operator)
+        rates = self.time().detach().to("cpu", torch.float64) * (scale / 2.0 if symmetric else scale)
+        if max_length is None:
+            most = float(rates.max()) * (self._operator.growth if negated else 1.0)
+            max_length = _count_steps(most, 1e-3 / (2 if symmetric else 1))
+        lengths = torch.arange(max_length + 1, dtype=torch.float64, device="cpu")
+        # As logarithms: the factor exp(-rate) may underflow where the product does not.
+        powers = torch.special.xlogy(lengths, rates[:, None]) - torch.lgamma(lengths + 1.0)
+        f = (powers if negated else powers - rates[:, None]).exp().to(self.log_time)
+        return WalkMask(
+            graph,
+            num_walks,
+            max_length,
+            self.num_heads,
+            normalization="none" if negated else "sym",
+            symmetric=symmetric,
+            f=f,
+            **options,
+        )
+
+    @property
+    def product_cost(self) -> int:
+        """Entries of T and two more operations per node, times the terms, over all heads."""
+        return sum(self.num_terms) * (len(self._operator.entries) + 2 * self.num_keys)
+
+    @property
+    def dense_cost(self) -> int:
+        """A product with every column in double precision."""
+        terms = _constant_terms(self, _EXACT)
+        return sum(terms) * (len(self._operator.entries) + 2 * self.num_keys) * self.num_keys
+
+    @property
+    def refresh_cost(self) -> int:
+        """That of a product: a dense matrix is formed by products."""
+        return 0 if self._is_frozen() else self.product_cost
+
+    def _move(self, device: torch.device, dtype: torch.dtype) -> None:
+        super()._move(device, dtype)
+        self._operator = self._operator.to(device)
+
+    def extra_repr(self) -> str:
+        """Shown when the module is printed."""
+        return f"{super().extra_repr()}, operator={self.operator!r}"
+
+
+@torch.compiler.assume_constant_result
+def _constant_terms(mask: DiffusionMask, tolerance: float) -> list[int]:
+    """Terms per head by the times of now. For estimates of cost alone, so a compiler may take them for constant."""
+    if mask.log_time.is_meta:
+        return [1] * mask.num_heads
+    radius = mask._operator.radius
+    return [count_terms(time, radius, tolerance) for time in mask.log_time.detach().double().exp().tolist()]
+
+
+def _check_times(time: Any, num_heads: int) -> Tensor:
+    """Times as a tensor [H]."""
+    if isinstance(num_heads, bool) or not isinstance(num_heads, int) or num_heads < 1:
+        raise ValueError(f"`num_heads` must be an integer of at least 1, but is {num_heads!r}.")
+    times = torch.as_tensor(time).detach()
+    if not times.is_floating_point():
+        times = times.to(torch.get_default_dtype())
+    if times.shape not in ((), (1,), (num_heads,)):
+        raise ValueError(
+            f"`time` must be a number or have shape [num_heads={num_heads}], but has shape {tuple(times.shape)}."
+        )
+    if not times.is_meta and not bool(((times > 0) & times.isfinite()).all()):
+        raise ValueError(f"`time` must be positive and finite, but is {times.tolist()}.")
+    return times.expand(num_heads)
+
+
+def _count_steps(rate: float, tolerance: float) -> int:
+    """The length that a Poisson variable exceeds with probability ``tolerance`` at most."""
+    lengths = np.arange(int(rate + 10.0 * math.sqrt(rate)) + 20)
+    return int(np.argmax(pdtrc(lengths, rate) <= tolerance))

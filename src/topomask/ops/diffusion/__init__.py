@@ -1,0 +1,135 @@
+"""The action of a matrix exponential by a Chebyshev series."""
+
+from __future__ import annotations
+
+import math
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from topomask.ops.backend import compiled, in_float32
+from topomask.ops.diffusion import reference, series
+from topomask.ops.diffusion.spectrum import bound_spectral_radius
+from topomask.ops.sparse_product import Pattern, spmm
+
+__all__ = ["bound_spectral_radius", "count_terms", "diffuse"]
+
+# The largest exponential that is computed: float32 ends at exp(88.7), and sums need room.
+MAX_EXPONENT = 80.0
+
+
+def _backend(tensor: Tensor) -> ModuleType:
+    if not compiled(tensor):
+        return reference
+    from topomask.ops.diffusion import numba
+
+    return numba
+
+
+def count_terms(time: float, radius: float, tolerance: float) -> int:
+    """How many terms of the series an action takes."""
+    return series.count_terms(time * radius, tolerance)
+
+
+def _check_time(time: float, head: int, radius: float, growth: float, tolerance: float) -> None:
+    """A ValueError unless the action with this time can be computed."""
+    if not math.isfinite(time) or time < 0:
+        raise ValueError(f"`time` must be finite and not negative, but is {time} in head {head}. Lower the step size.")
+    if time * growth > MAX_EXPONENT:
+        raise ValueError(
+            f"exp(-time T) may be as large as exp({time * growth:.4g}), and products beyond exp({MAX_EXPONENT:.4g}) "
+            f"may not be finite: `time` is {time:.4g} in head {head}, and the eigenvalues of T reach down to "
+            f"{-growth:.4g}. Keep `time` below {MAX_EXPONENT / growth:.4g}, or use a Laplacian, whose exponential "
+            "stays below 1."
+        )
+    if count_terms(time, radius, tolerance) > series.MAX_TERMS:
+        raise ValueError(
+            f"`time` is {time:.4g} in head {head} and the eigenvalues of T spread over {2 * radius:.4g}, so a product "
+            f"would take more than {series.MAX_TERMS} steps. Keep `time` smaller, raise `tolerance`, or use "
+            "operator='normalized_laplacian', whose eigenvalues spread over 2."
+        )
+
+
+@torch.library.custom_op("topomask::diffuse", mutates_args=())
+def _diffuse(
+    row_ptr: Tensor,
+    columns: Tensor,
+    column_ptr: Tensor,
+    rows: Tensor,
+    order: Tensor,
+    values: Tensor,
+    times: Tensor,
+    x: Tensor,
+    radius: float,
+    growth: float,
+    tolerance: float,
+) -> Tensor:
+    backend, out = _backend(x), []
+    # The number of terms follows the value of the times, which is known here even inside a compiled graph.
+    for head, time in enumerate(times.tolist()):
+        _check_time(time, head, radius, growth, tolerance)
+        terms = series.coefficients(time * radius, count_terms(time, radius, tolerance))
+        out.append(backend.expand(row_ptr, columns, values, terms.tolist(), x[head].contiguous()))
+    return out[0][None] if len(out) == 1 else torch.stack(out)
+
+
+@_diffuse.register_fake
+def _(
+    row_ptr: Tensor,
+    columns: Tensor,
+    column_ptr: Tensor,
+    rows: Tensor,
+    order: Tensor,
+    values: Tensor,
+    times: Tensor,
+    x: Tensor,
+    radius: float,
+    growth: float,
+    tolerance: float,
+) -> Tensor:
+    return x.new_empty(x.shape)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    # The output stands for the input: the derivative in time is -T times it.
+    ctx.save_for_backward(*inputs[:7], output)
+    ctx.numbers = inputs[8:]
+
+
+def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    *pattern, values, times, y = ctx.saved_tensors
+    radius = ctx.numbers[0]
+    if ctx.needs_input_grad[5]:
+        raise ValueError("A diffusion has no gradient in the entries of its operator. Detach them.")
+    grad_times = grad_x = None
+    if ctx.needs_input_grad[6]:
+        num_heads, num_nodes, width = y.shape
+        joined = y.transpose(0, 1).reshape(num_nodes, num_heads * width)
+        product = spmm(Pattern(*pattern), values, joined).reshape(num_nodes, num_heads, width).transpose(0, 1)
+        grad_times = -(grad * (y + product)).sum(dim=(1, 2)).to(times.dtype) * radius
+    if ctx.needs_input_grad[7]:
+        grad_x = _diffuse(*pattern, values, times, grad, *ctx.numbers)
+    return None, None, None, None, None, None, grad_times, grad_x, None, None, None
+
+
+_diffuse.register_autograd(_backward, setup_context=_save)
+in_float32(_diffuse)
+
+
+def diffuse(
+    pattern: Pattern, values: Tensor, times: Tensor, x: Tensor, radius: float, growth: float, tolerance: float
+) -> Tensor:
+    r""":math:`e^{-tT} x` per head, for a symmetric :math:`T = r (I + B)`; differentiable in the times and in x.
+
+    Args:
+        pattern: Where B has entries, [N, N].
+        values: The entries of B, [P]. Its eigenvalues lie in [-1, 1].
+        times: :math:`t \ge 0`, [H].
+        x: [H, N, C], in the dtype of ``values``.
+        radius: r.
+        growth: A ValueError is raised where this times a time is too large an exponent for what is made of the result.
+        tolerance: Error of the truncated series at most, relative to :math:`\lVert x \rVert_2`.
+    """
+    return _diffuse(*pattern, values, times, x, radius, growth, tolerance)
