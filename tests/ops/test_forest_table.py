@@ -6,7 +6,7 @@ from scipy.sparse.csgraph import shortest_path
 from torch.library import opcheck
 
 from topomask.ops import forest_table as ops
-from topomask.ops.forest_table import decompose, decomposition, forest_table, has_transforms, numba, reference
+from topomask.ops.forest_table import count_transformed_levels, decompose, decomposition, forest_table, numba, reference
 
 
 def random_tree(num_nodes: int, kind: str, rng: np.random.Generator) -> np.ndarray:

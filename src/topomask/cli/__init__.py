@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import topomask
-from topomask.cli import bench
+from topomask.cli import bench, mask
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -23,6 +23,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     bench_parser = verbs.add_parser("bench", help="run benchmarks (from a checkout)")
     bench.add_arguments(bench_parser)
     bench_parser.set_defaults(run=bench.run)
+
+    mask_parser = verbs.add_parser("mask", help="draw a mask on a graph")
+    mask.add_arguments(mask_parser)
+    mask_parser.set_defaults(run=mask.run)
 
     options = parser.parse_args(arguments)
     options.run(options)

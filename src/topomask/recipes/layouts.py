@@ -1,0 +1,121 @@
+"""Places in the plane for the nodes of a graph whose coordinates nobody knows."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import scipy.sparse as sp
+from scipy.sparse.csgraph import connected_components, dijkstra
+
+from topomask.graph import Graph
+from topomask.graph_input import Array
+
+# Up to this many nodes of a component, distances of all pairs count; beyond, those to some pivots and along edges.
+_ALL_PAIRS = 500
+_PIVOTS = 60
+_ROUNDS = 150
+
+
+def layout(graph: Graph, seed: int = 0) -> Array:
+    """Places [N, 2] whose distances are about those in the graph, component by component.
+
+    Small components are brought to the least stress; of larger ones, the stress of edges and of distances to a few
+    dozen pivots counts. Components stand side by side.
+
+    References:
+        Gansner, Koren and North (2005), Graph drawing by stress majorization.
+        Ortmann, Klimenta and Brandes (2017), A sparse stress model.
+    """
+    rng = np.random.default_rng(seed)
+    links = graph.to_scipy().astype(bool).astype(float)
+    links = sp.csr_array(links.maximum(links.T))
+    count, component = connected_components(links, directed=False)
+    order = np.argsort(-np.bincount(component), kind="stable")
+    parts = [np.flatnonzero(component == c) for c in order[: count - int((np.bincount(component) == 1).sum())]]
+    alone = np.flatnonzero(np.bincount(component)[component] == 1)
+    places = np.zeros((graph.num_nodes, 2))
+    boxes = []
+    for nodes in parts:
+        inner = _component(sp.csr_array(links[nodes][:, nodes]), rng)
+        places[nodes] = inner - inner.min(axis=0)
+        boxes.append((nodes, inner.max(axis=0) - inner.min(axis=0)))
+    if len(alone):
+        # Nodes without edges make a block of their own.
+        width = max(1, math.ceil(math.sqrt(len(alone))))
+        places[alone] = np.stack(np.divmod(np.arange(len(alone)), width), axis=1)[:, ::-1]
+        boxes.append((alone, np.ptp(places[alone], axis=0)))
+    return _pack(places, boxes)
+
+
+def _component(links: sp.csr_array, rng: np.random.Generator) -> Array:
+    """Places of a connected graph, an edge about 1 long, the longest side level."""
+    size = links.shape[0]
+    if size == 2:
+        return np.array([[0.0, 0.0], [1.0, 0.0]])
+    pivots = np.arange(size) if size <= _ALL_PAIRS else _spread_pivots(links, rng)
+    distances = dijkstra(links, indices=pivots, unweighted=True)  # [pivots, N]
+    places = _scaled(distances, rng)
+    node, pivot = (x.ravel() for x in np.meshgrid(np.arange(size), np.arange(len(pivots)), indexing="ij"))
+    first, second, length = node, pivots[pivot], distances[pivot, node]
+    if size > _ALL_PAIRS:
+        edges = sp.coo_array(links)
+        # An edge stands for all pairs that are near, a pivot for one far pair.
+        first, second = np.concatenate([first, edges.row]), np.concatenate([second, edges.col])
+        length = np.concatenate([length, np.ones(edges.nnz)])
+    keep = first != second
+    places = _majorize(places, first[keep], second[keep], length[keep])
+    centred = places - places.mean(axis=0)
+    return centred @ np.linalg.svd(centred, full_matrices=False)[2].T
+
+
+def _spread_pivots(links: sp.csr_array, rng: np.random.Generator) -> Array:
+    """Nodes far from each other: each is the farthest from those before it."""
+    chosen = [int(rng.integers(links.shape[0]))]
+    nearest = np.full(links.shape[0], np.inf)
+    while len(chosen) < _PIVOTS:
+        nearest = np.minimum(nearest, dijkstra(links, indices=chosen[-1], unweighted=True))
+        chosen.append(int(nearest.argmax()))
+    return np.array(chosen)
+
+
+def _scaled(distances: Array, rng: np.random.Generator) -> Array:
+    """Classical scaling of squared distances to the pivots, to start from."""
+    squares = distances.T**2
+    centred = squares - squares.mean(axis=0) - squares.mean(axis=1, keepdims=True) + squares.mean()
+    u, s, _ = np.linalg.svd(centred, full_matrices=False)
+    places = u[:, :2] * np.sqrt(s[:2])
+    # Nodes with the same distances to all pivots must not start in one place.
+    return places + 0.05 * rng.standard_normal(places.shape)
+
+
+def _majorize(places: Array, first: Array, second: Array, length: Array) -> Array:
+    """Move every node to where its pairs would have it, again and again."""
+    weight = length**-2.0
+    size = len(places)
+    total = np.bincount(first, weight, size) + np.bincount(second, weight, size)
+    for _ in range(_ROUNDS):
+        apart = places[first] - places[second]
+        found = np.maximum(np.sqrt((apart**2).sum(axis=1)), 1e-9)
+        pull = (weight * (length / found - 1.0))[:, None] * apart
+        move = np.stack(
+            [np.bincount(first, pull[:, a], size) - np.bincount(second, pull[:, a], size) for a in (0, 1)], axis=1
+        )
+        places = places + move / total[:, None]
+    return places
+
+
+def _pack(places: Array, boxes: list[tuple[Array, Array]]) -> Array:
+    """Put components on shelves, the tallest first, so that all together are about as wide as high."""
+    gap = 1.5
+    area = sum(float((size[0] + gap) * (size[1] + gap)) for _, size in boxes)
+    widest = max([math.sqrt(1.6 * area), *(float(size[0]) + gap for _, size in boxes)])
+    x = y = height = 0.0
+    places = places.copy()
+    for nodes, size in boxes:
+        if x > 0 and x + size[0] > widest:
+            x, y, height = 0.0, y - height - gap, 0.0
+        # Shelves hang from their upper edge.
+        places[nodes] += np.array([x, y - size[1]])
+        x, height = x + float(size[0]) + gap, max(height, float(size[1]))
+    return places

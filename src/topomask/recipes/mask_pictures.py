@@ -1,0 +1,298 @@
+"""Pictures of a mask: its rows on the graph, its entries, its spectrum; and a report with what it costs."""
+
+from __future__ import annotations
+
+import base64
+import html
+import io
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from scipy.sparse.csgraph import connected_components
+
+import topomask as tm
+from topomask.graph_input import Array
+from topomask.recipes.layouts import layout
+from topomask.recipes.named_graphs import NamedGraph, load_graph
+from topomask.recipes.named_masks import build_mask
+from topomask.recipes.plots import add_colour_bar, draw_on_graph, mask_rows, save_figure, shades, write_whole
+
+PICTURES = ("rows", "heat", "spectrum")
+SUFFIXES = (".png", ".svg", ".pdf", ".html")
+# Nodes up to which all entries are formed.
+MAX_DENSE = 2000
+MAX_ROWS = 6
+# Widths of features and values that plans are made for.
+_WIDTH = 64
+
+
+@dataclass(frozen=True)
+class Portrait:
+    """What is drawn of a mask.
+
+    Attributes:
+        source: The graph.
+        mask: The mask.
+        title: Mask and graph in words.
+        nodes: Nodes whose rows are shown.
+        rows: These rows, [n, N].
+        places: Where nodes are drawn, [N, 2].
+        dense: The mask, [N, N]; None where it is too large.
+        head: The head that is shown.
+    """
+
+    source: NamedGraph
+    mask: tm.Mask
+    title: str
+    nodes: list[int]
+    rows: Array
+    places: Array
+    dense: Array | None
+    head: int
+
+
+def draw_mask(
+    name: str,
+    graph: str,
+    output: Path,
+    *,
+    nodes: Sequence[int] = (),
+    settings: dict[str, Any] | None = None,
+    show: Sequence[str] = (),
+    head: int = 0,
+    seed: int = 0,
+    directed: bool = False,
+) -> list[tuple[str, str]]:
+    """Draw a mask and say what it is.
+
+    Args:
+        name: Name of the mask, see :data:`topomask.recipes.named_masks.MASKS`.
+        graph: Name or file of the graph, see :func:`topomask.recipes.named_graphs.load_graph`.
+        output: File of the picture, PNG, SVG or PDF, or of a report, HTML.
+        nodes: Nodes whose rows are shown. Default: one in the middle.
+        settings: Arguments of the mask.
+        show: Which of ``"rows"``, ``"heat"`` and ``"spectrum"``. Default: all that the size allows.
+        head: The head to show.
+        seed: Seed of random graphs, of walks and of the layout.
+        directed: Whether the edges in a file have a direction.
+
+    Returns:
+        Facts: names and values.
+    """
+    if output.suffix.lower() not in SUFFIXES:
+        raise ValueError(f"`output` must end in {', '.join(SUFFIXES)}, but is {output}.")
+    source = load_graph(graph, seed, directed)
+    _check_choices(show, nodes, source.graph.num_nodes)
+    mask = build_mask(name, source, settings or {}, seed)
+    if mask.num_queries != source.graph.num_nodes:
+        raise ValueError(f"The mask has {mask.num_queries} queries, but the graph {source.graph.num_nodes} nodes.")
+    if not 0 <= head < mask.num_heads:
+        raise ValueError(f"`head` must lie in [0, num_heads={mask.num_heads}), but is {head}.")
+    portrait = _sit(source, mask, f"{name} mask: {source.title}", list(nodes), head, seed)
+    facts = _facts(portrait)
+    shown = [kind for kind in PICTURES if kind in (show or PICTURES) and (kind == "rows" or portrait.dense is not None)]
+    if output.suffix.lower() == ".html":
+        report = _report(portrait, shown, facts)
+        write_whole(output, lambda file: file.write(report.encode()))
+    else:
+        save_figure(_figure(portrait, shown), output)
+    return facts
+
+
+def _check_choices(show: Sequence[str], nodes: Sequence[int], size: int) -> None:
+    for kind in show:
+        if kind not in PICTURES:
+            raise ValueError(f"`show` must hold some of {', '.join(PICTURES)}, but holds {kind!r}.")
+        if kind != "rows" and size > MAX_DENSE:
+            raise ValueError(
+                f"The picture {kind!r} needs all {size:,} x {size:,} entries of the mask, which are formed for "
+                f"up to {MAX_DENSE:,} nodes. Show the rows only."
+            )
+    if len(nodes) > MAX_ROWS:
+        raise ValueError(f"At most {MAX_ROWS} rows are shown, but {len(nodes)} nodes are given.")
+    for node in nodes:
+        if not 0 <= node < size:
+            raise ValueError(f"A node must lie in [0, num_nodes={size}), but is {node}.")
+
+
+def _sit(source: NamedGraph, mask: tm.Mask, title: str, nodes: list[int], head: int, seed: int) -> Portrait:
+    places = layout(source.graph, seed) if source.places is None else source.places
+    if not nodes:
+        nodes = [_middle(source, places)]
+    if mask.num_heads > 1:
+        title += f", head {head} of {mask.num_heads}"
+    dense = None
+    if source.graph.num_nodes <= MAX_DENSE:
+        with torch.no_grad():
+            dense = mask.to_dense()[head].double().cpu().numpy()
+    rows = mask_rows(mask, nodes, head) if dense is None else dense[nodes]
+    return Portrait(source, mask, title[0].upper() + title[1:], nodes, rows, places, dense, head)
+
+
+def _middle(source: NamedGraph, places: Array) -> int:
+    """The middle of a grid; else the node nearest the middle of the largest component."""
+    if source.shape is not None:
+        return int(np.ravel_multi_index([size // 2 for size in source.shape], source.shape))
+    component = connected_components(source.graph.to_scipy(), directed=False)[1]
+    inside = np.flatnonzero(component == np.bincount(component).argmax())
+    offset = places[inside] - places[inside].mean(axis=0)
+    return int(inside[(offset**2).sum(axis=1).argmin()])
+
+
+def _figure(portrait: Portrait, shown: Sequence[str]) -> Figure:
+    """All pictures in one."""
+    panels = [("rows", i) for i in range(len(portrait.nodes)) if "rows" in shown]
+    panels += [(kind, 0) for kind in shown if kind != "rows"]
+    columns = len(panels) if len(panels) <= 3 else 3 if len(panels) % 3 == 0 or len(panels) > 4 else 2
+    lines = -(-len(panels) // columns)
+    figure = Figure(figsize=(4.9 * columns, 4.1 * lines + 0.5), layout="constrained")
+    for place, (kind, index) in enumerate(panels):
+        _draw(figure, figure.add_subplot(lines, columns, place + 1), portrait, kind, index)
+    figure.suptitle(textwrap.fill(portrait.title, 42 * columns))
+    return figure
+
+
+def _draw(figure: Figure, axes: Axes, portrait: Portrait, kind: str, index: int) -> None:
+    if kind == "rows":
+        _draw_row(figure, axes, portrait, index)
+    elif kind == "heat":
+        _draw_heat(figure, axes, portrait)
+    else:
+        _draw_spectrum(axes, portrait)
+
+
+def _draw_row(figure: Figure, axes: Axes, portrait: Portrait, index: int) -> None:
+    colours = shades(portrait.rows)
+    node = portrait.nodes[index]
+    source = portrait.source
+    # Edges between the layers of a solid grid would run across the layers.
+    solid = source.shape is not None and len(source.shape) > 2
+    longest = 1.5 if solid else np.inf
+    draw_on_graph(axes, source.graph, portrait.places, portrait.rows[index], node, colours, longest)
+    axes.set_title(f"Row of node {node} (circled){', layer by layer' if solid else ''}", fontsize=11)
+    add_colour_bar(figure, axes, colours, f"entry $M_{{{node},\\,j}}$")
+
+
+def _draw_heat(figure: Figure, axes: Axes, portrait: Portrait) -> None:
+    dense = cast("Array", portrait.dense)
+    colours = shades(dense)
+    axes.imshow(dense, cmap=colours.cmap, norm=colours.norm)
+    for node in portrait.nodes:
+        axes.annotate(
+            "", (0, node), (-0.03, node), ("axes fraction", "data"), arrowprops=_POINTER, annotation_clip=False
+        )
+    axes.set(xlabel="key $j$", ylabel="query $i$")
+    axes.set_title("All entries", fontsize=11)
+    add_colour_bar(figure, axes, colours, "entry $M_{ij}$")
+
+
+_POINTER = {"arrowstyle": "-|>", "color": "tab:blue", "lw": 0, "shrinkA": 0, "shrinkB": 0}
+
+
+def _draw_spectrum(axes: Axes, portrait: Portrait) -> None:
+    dense = cast("Array", portrait.dense)
+    order = np.arange(1, len(dense) + 1)
+    symmetric = _is_symmetric(dense)
+    if not symmetric:
+        singular = np.linalg.svd(dense, compute_uv=False)
+        axes.plot(order, singular, color="tab:orange", lw=4, alpha=0.6, label="singular values")
+    eigenvalues = np.linalg.eigvalsh((dense + dense.T) / 2)[::-1]
+    label = "eigenvalues" if symmetric else r"eigenvalues of $(M + M^\top)/2$"
+    size = float(np.clip(300.0 / len(dense), 1.5, 5.0))
+    axes.plot(order, eigenvalues, "o-", color="tab:blue", lw=0.8, ms=size, label=label)
+    axes.axhline(0.0, color="0.6", lw=0.8, zorder=0)
+    axes.grid(alpha=0.3)
+    axes.legend(frameon=False, fontsize=9)
+    axes.set(xlabel="rank", ylabel="value")
+    axes.set_title("Spectrum", fontsize=11)
+    axes.set_box_aspect(1)
+
+
+def _is_symmetric(dense: Array) -> bool:
+    return bool(np.allclose(dense, dense.T, rtol=1e-5, atol=1e-6 * np.abs(dense).max(initial=0.0)))
+
+
+def _facts(portrait: Portrait) -> list[tuple[str, str]]:
+    graph, mask, dense = portrait.source.graph, portrait.mask, portrait.dense
+    size = graph.num_nodes
+    components = connected_components(graph.to_scipy(), directed=False)[0]
+    ones = torch.ones(mask.num_heads, mask.num_keys, 1, dtype=torch.float64)
+    with torch.no_grad():
+        sums = mask.matmul(ones)[portrait.head, :, 0].numpy()
+    facts = [
+        ("mask", f"{type(mask).__name__}, {mask.num_heads} head{'s' if mask.num_heads > 1 else ''}"),
+        ("learnable numbers", f"{sum(p.numel() for p in mask.parameters() if p.requires_grad):,}"),
+        ("graph", portrait.source.title + (", directed" if graph.directed else "")),
+        ("nodes N", f"{size:,}"),
+        ("edges E", f"{graph.num_edges:,}"),
+        ("components", f"{components:,}"),
+        ("row sums", f"{sums.min():.4g} to {sums.max():.4g}, mean {sums.mean():.4g}, norm {np.linalg.norm(sums):.4g}"),
+    ]
+    if dense is not None:
+        filled = np.count_nonzero(dense)
+        facts.append(("nonzero entries", f"{filled:,} of {dense.size:,} ({filled / dense.size:.1%})"))
+        facts.append(("smallest, largest entry", f"{dense.min():.4g}, {dense.max():.4g}"))
+        eigenvalues = np.linalg.eigvalsh((dense + dense.T) / 2)
+        name = "eigenvalues" if _is_symmetric(dense) else "eigenvalues of the symmetric part"
+        facts.append((name, f"{eigenvalues[0]:.4g} to {eigenvalues[-1]:.4g}"))
+    elif mask.num_pairs_estimate is not None:
+        pairs = mask.num_pairs_estimate / mask.num_heads
+        facts.append(("nonzero entries", f"about {pairs:,.0f} of {size**2:,} ({pairs / size**2:.2%})"))
+    facts.append(("multiply-adds of a product", f"{mask.product_cost:,} per column"))
+    for kernel in ("linear", "softmax"):
+        try:
+            plan = str(tm.plan_attention(mask, _WIDTH, _WIDTH, kernel=kernel))
+        except ValueError as error:
+            plan = str(error)
+        facts.append((f"{kernel} attention, width {_WIDTH}", plan))
+    if dense is None:
+        facts.append(("left out", f"all entries and spectrum, which are formed for up to {MAX_DENSE:,} nodes"))
+    return facts
+
+
+_PAGE = """<!DOCTYPE html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{title}</title>
+<style>
+body {{ font: 16px/1.5 system-ui, sans-serif; color: #222; max-width: 70rem; margin: 2rem auto; padding: 0 1rem; }}
+h1 {{ font-size: 1.5rem; }}
+table {{ border-collapse: collapse; margin: 1rem 0 2rem; }}
+th, td {{ text-align: left; vertical-align: top; padding: 0.25rem 1rem 0.25rem 0; border-bottom: 1px solid #ddd; }}
+th {{ font-weight: 600; white-space: nowrap; }}
+figure {{ display: inline-block; margin: 0 1rem 1.5rem 0; }}
+img {{ max-width: 100%; height: auto; }}
+</style></head><body>
+<h1>{title}</h1>
+<table>
+{facts}
+</table>
+{pictures}
+</body></html>
+"""
+
+
+def _report(portrait: Portrait, shown: Sequence[str], facts: Sequence[tuple[str, str]]) -> str:
+    """A page that holds everything."""
+    pictures = []
+    for kind in shown:
+        for index in range(len(portrait.nodes) if kind == "rows" else 1):
+            figure = Figure(figsize=(5.2, 4.6), layout="constrained")
+            _draw(figure, figure.add_subplot(), portrait, kind, index)
+            buffer = io.BytesIO()
+            figure.savefig(buffer, dpi=150, format="png")
+            data = base64.b64encode(buffer.getvalue()).decode()
+            about = {"rows": f"Row of node {portrait.nodes[index]}", "heat": "All entries", "spectrum": "Spectrum"}[
+                kind
+            ]
+            pictures.append(
+                f'<figure><img width="520" alt="{about} of the mask" src="data:image/png;base64,{data}"></figure>'
+            )
+    lines = [f"<tr><th>{html.escape(name)}</th><td>{html.escape(value)}</td></tr>" for name, value in facts]
+    return _PAGE.format(title=html.escape(portrait.title), facts="\n".join(lines), pictures="\n".join(pictures))

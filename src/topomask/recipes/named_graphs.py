@@ -1,0 +1,188 @@
+"""Graphs by name, such as ``grid:16x16``, and from files."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+import topomask as tm
+from topomask.graph_input import Array
+from topomask.recipes import graph_files
+
+# Nodes of a graph that can be drawn.
+MAX_NODES = 20_000
+
+
+@dataclass(frozen=True)
+class NamedGraph:
+    """A graph with what is known of it beside its edges.
+
+    Attributes:
+        graph: The graph.
+        title: What to call it.
+        places: Where to draw its nodes, [N, 2]; None where nothing is known.
+        shape: The shape of a grid.
+        dim: The dimension of a hypercube.
+    """
+
+    graph: tm.Graph
+    title: str
+    places: Array | None = None
+    shape: tuple[int, ...] | None = None
+    dim: int | None = None
+
+
+def load_graph(text: str, seed: int = 0, directed: bool = False) -> NamedGraph:
+    """A graph by name or from a file.
+
+    Args:
+        text: ``name:size`` with a name of ``BUILDERS``, or a file.
+        seed: Seed of random graphs.
+        directed: Whether the edges in a file have a direction.
+    """
+    path = Path(text)
+    if path.suffix.lower() in graph_files.READERS or path.is_file():
+        graph, points = graph_files.read_graph(path, directed)
+        check_size(graph.num_nodes)
+        return NamedGraph(graph, path.name, None if points is None else _flat(points))
+    name, _, size = text.partition(":")
+    if name not in BUILDERS:
+        raise ValueError(
+            f"There is no graph {text!r}: it is no file, and no name such as "
+            f"{', '.join(f'{other}:{example}' for other, (_, example, _) in BUILDERS.items())}. "
+            f"Files end in {', '.join(graph_files.READERS)}."
+        )
+    if directed:
+        raise ValueError(f"`directed` is for files, but {text} is undirected. Leave it out.")
+    build, example, separator = BUILDERS[name]
+    try:
+        sizes = [int(part) for part in size.split(separator)]
+    except ValueError:
+        raise ValueError(f"The size in {text!r} must be as in {name}:{example}.") from None
+    try:
+        return build(sizes, np.random.default_rng(seed))
+    except TypeError:
+        raise ValueError(
+            f"The graph {text!r} has too many or too few sizes. Write it as in {name}:{example}."
+        ) from None
+
+
+def check_size(num_nodes: int) -> None:
+    """A ValueError where a graph is too large to be drawn."""
+    if num_nodes > MAX_NODES:
+        raise ValueError(
+            f"The graph has {num_nodes:,} nodes, and pictures are drawn up to {MAX_NODES:,}. Draw a part of it, "
+            "such as graph.neighborhood(nodes, num_hops)."
+        )
+
+
+def _grid(sizes: list[int], _: np.random.Generator) -> NamedGraph:
+    check_size(math.prod(sizes))
+    graph = tm.grid_graph(*sizes)
+    if len(sizes) == 1:
+        return NamedGraph(graph, f"path of {sizes[0]} nodes", _serpentine(sizes[0]), tuple(sizes))
+    title = f"{' x '.join(map(str, sizes))} grid"
+    index = np.stack(np.unravel_index(np.arange(graph.num_nodes), sizes), axis=1)
+    # The last two axes make a picture; pictures along further axes stand in rows.
+    x, y = index[:, -1].astype(float), -index[:, -2].astype(float)
+    if len(sizes) > 2:
+        frame = np.ravel_multi_index(tuple(index[:, :-2].T), sizes[:-2])
+        height, width, count = sizes[-2] + 1.0, sizes[-1] + 1.0, math.prod(sizes[:-2])
+        # As many in a row as make the whole about square.
+        across = min(count, max(1, round(math.sqrt(count * height / width))))
+        x, y = x + frame % across * width, y - frame // across * height
+    return NamedGraph(graph, title, np.stack([x, y], axis=1), tuple(sizes))
+
+
+def _path(sizes: list[int], rng: np.random.Generator) -> NamedGraph:
+    (_,) = _exactly(sizes, 1)
+    return _grid(sizes, rng)
+
+
+def _cycle(sizes: list[int], _: np.random.Generator) -> NamedGraph:
+    (size,) = _exactly(sizes, 1)
+    check_size(size)
+    angle = 2 * np.pi * np.arange(size) / max(1, size)
+    return NamedGraph(tm.cycle_graph(size), f"cycle of {size} nodes", np.stack([np.sin(angle), np.cos(angle)], axis=1))
+
+
+def _hypercube(sizes: list[int], _: np.random.Generator) -> NamedGraph:
+    (dim,) = _exactly(sizes, 1)
+    check_size(2 ** min(dim, 62))
+    bits = (np.arange(2**dim)[:, None] >> np.arange(dim)) & 1
+    # Every bit moves a node in a direction of its own; pairs of bits make squares within squares.
+    length = 2.4 ** (np.arange(dim) // 2)
+    angle = np.pi / 2 * (np.arange(dim) % 2) + 0.22 * (1 + np.arange(dim) // 2)
+    directions = length[:, None] * np.stack([np.cos(angle), np.sin(angle)], axis=1)
+    return NamedGraph(tm.hypercube_graph(dim), f"hypercube of dimension {dim}", bits @ directions, dim=dim)
+
+
+def _knn(sizes: list[int], rng: np.random.Generator) -> NamedGraph:
+    size, k = _exactly(sizes, 2) if len(sizes) > 1 else (_exactly(sizes, 1)[0], 4)
+    check_size(size)
+    points = rng.random((max(0, size), 2))
+    return NamedGraph(tm.knn_graph(points, k), f"{k}-NN graph of {size} random points", points)
+
+
+def _tree(sizes: list[int], rng: np.random.Generator) -> NamedGraph:
+    (size,) = _exactly(sizes, 1)
+    check_size(size)
+    child = np.arange(1, max(1, size))
+    graph = tm.Graph.from_edges(np.stack([rng.integers(0, child), child]), size)
+    return NamedGraph(graph, f"random tree of {size} nodes")
+
+
+def _barabasi_albert(sizes: list[int], rng: np.random.Generator) -> NamedGraph:
+    size, count = _exactly(sizes, 2) if len(sizes) > 1 else (_exactly(sizes, 1)[0], 2)
+    check_size(size)
+    if not 1 <= count < size:
+        raise ValueError(f"A Barabasi-Albert graph of {size} nodes needs 1 to {size - 1} edges per node, not {count}.")
+    # A node stands here as often as it has edges, so a uniform draw prefers nodes with many.
+    ends = list(range(count))
+    edges: list[tuple[int, int]] = []
+    for node in range(count, size):
+        targets: set[int] = set()
+        while len(targets) < count:
+            targets.add(ends[int(rng.integers(len(ends)))])
+        edges += [(node, target) for target in sorted(targets)]
+        ends += [*sorted(targets), *[node] * count]
+    return NamedGraph(tm.Graph.from_edges(edges, size), f"Barabasi-Albert graph of {size} nodes, {count} edges each")
+
+
+# Builder, an example of its size, and what stands between several sizes.
+BUILDERS: dict[str, tuple[Callable[[list[int], np.random.Generator], NamedGraph], str, str]] = {
+    "grid": (_grid, "16x16", "x"),
+    "path": (_path, "64", ":"),
+    "cycle": (_cycle, "32", ":"),
+    "hypercube": (_hypercube, "6", ":"),
+    "knn": (_knn, "200:4", ":"),
+    "tree": (_tree, "100", ":"),
+    "ba": (_barabasi_albert, "100:2", ":"),
+}
+
+
+def _exactly(sizes: list[int], count: int) -> list[int]:
+    if len(sizes) != count:
+        raise TypeError
+    return sizes
+
+
+def _serpentine(size: int) -> Array:
+    """A long path in rows that turn at their ends."""
+    width = max(1, math.ceil(math.sqrt(size)))
+    row, column = np.divmod(np.arange(size), width)
+    column = np.where(row % 2 == 1, width - 1 - column, column)
+    return np.stack([column, -row], axis=1).astype(float)
+
+
+def _flat(points: Array) -> Array:
+    """Points in the plane; those in space are seen along their shortest axis."""
+    if points.shape[1] == 2:
+        return points
+    centred = points - points.mean(axis=0)
+    axes = np.linalg.svd(centred, full_matrices=False)[2][:2]
+    return centred @ axes.T
