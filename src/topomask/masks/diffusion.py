@@ -223,8 +223,9 @@ class DiffusionMask(GraphMask):
 
         Example:
             >>> import topomask as tm
-            >>> tm.DiffusionMask(tm.grid_graph(4, 4), "normalized_laplacian").by_walks(seed=0).features[0].max_length
-            6
+            >>> mask = tm.DiffusionMask(tm.grid_graph(4, 4), "normalized_laplacian")
+            >>> mask.by_walks(seed=0).f()
+            tensor([[0.6065, 0.3033, 0.0758, 0.0126, 0.0016]], grad_fn=<...>)
         """
         negated = self.operator == "negated_adjacency"
         graph, scale = walk_graph(self.graph, self.operator)

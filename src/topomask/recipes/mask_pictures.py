@@ -14,6 +14,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 from matplotlib.axes import Axes
+from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from scipy.sparse.csgraph import connected_components
 
@@ -183,7 +184,7 @@ def _draw_row(figure: Figure, axes: Axes, portrait: Portrait, index: int) -> Non
 def _draw_heat(figure: Figure, axes: Axes, portrait: Portrait) -> None:
     dense = cast("Array", portrait.dense)
     colours = shades(dense)
-    axes.imshow(dense, cmap=colours.cmap, norm=colours.norm)
+    axes.imshow(dense, cmap=colours.cmap, norm=cast("Normalize", colours.norm))
     for node in portrait.nodes:
         axes.annotate(
             "", (0, node), (-0.03, node), ("axes fraction", "data"), arrowprops=_POINTER, annotation_clip=False

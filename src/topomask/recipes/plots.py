@@ -6,7 +6,7 @@ import os
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, cast
 
 import numpy as np
 import torch
@@ -52,7 +52,7 @@ def shades(values: Array) -> ScalarMappable:
 
 def add_colour_bar(figure: Figure, axes: Axes, colours: ScalarMappable, label: str) -> None:
     """A bar beside a picture, with numbers at equal distances."""
-    top = float(colours.norm.vmax or 1.0)
+    top = cast("float", colours.norm.vmax)
     ticks = top * np.linspace(0.0, 1.0, 5) ** 2
     if colours.norm.vmin:
         ticks = np.concatenate([-ticks[:0:-2], ticks[::2]])
@@ -102,18 +102,20 @@ def draw_on_graph(
     # The largest entries are drawn last, so that none hides behind a small one.
     order = np.argsort(np.abs(values), kind="stable")
     axes.scatter(
-        *places[order].T,
+        places[order, 0],
+        places[order, 1],
         c=values[order],
         s=sizes[order],
         cmap=colours.cmap,
-        norm=colours.norm,
+        norm=cast("Normalize", colours.norm),
         zorder=1,
         edgecolors="0.55",
         lw=min(0.4, size / 30),
         rasterized=many,
     )
     if node is not None:
-        axes.scatter(*places[node], s=max(90.0, 2.6 * size), facecolors="none", edgecolors=MARK, lw=1.8, zorder=2)
+        x, y = places[node]
+        axes.scatter(x, y, s=max(90.0, 2.6 * size), facecolors="none", edgecolors=MARK, lw=1.8, zorder=2)
     axes.set(xticks=[], yticks=[])
     axes.set_aspect("equal", adjustable="datalim")
     axes.set_box_aspect(1)

@@ -1,0 +1,59 @@
+import numpy as np
+import pytest
+from PIL import Image
+
+from topomask.cli import main
+from topomask.recipes.mask_gallery import GALLERY, draw_family
+from topomask.recipes.named_masks import MASKS
+
+GRAPHS = {"hypercube": "hypercube:4", "stochastic-position": "path:12", "forest": "tree:12"}
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_every_mask_is_drawn(tmp_path, name, capsys):
+    path = tmp_path / "mask.png"
+    main(["mask", name, "--graph", GRAPHS.get(name, "grid:4x4"), "--output", str(path)])
+    with Image.open(path) as picture:
+        pixels = np.asarray(picture.convert("RGB"))
+    # Rows, all entries and the spectrum beside each other, with colours in them.
+    assert pixels.shape[1] > 2 * pixels.shape[0]
+    assert len(np.unique(pixels.reshape(-1, 3), axis=0)) > 100
+    assert "Mask" in capsys.readouterr().out
+
+
+def test_a_report_is_one_file(tmp_path):
+    path, edges = tmp_path / "mask.html", tmp_path / "graph.csv"
+    edges.write_text("0,1\n1,2\n2,0\n2,3\n")
+    options = ["--set", "num_walks=5", "--set", "f=1,0.5,0.25", "--set", "max_length=2"]
+    main(["mask", "walk", "--graph", str(edges), "--output", str(path), *options])
+    page = path.read_text()
+    assert page.count("data:image/png;base64") == 3
+    assert "http" not in page
+    assert "WalkMask" in page
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["walks", "--graph", "grid:4x4"], "Did you mean walk"),
+        (["walk", "--graph", "gird:4x4"], "There is no graph"),
+        (["walk", "--graph", "grid:4x"], "as in grid"),
+        (["walk", "--graph", "grid:4x4", "--set", "num_walk=3"], "Did you mean num_walks"),
+        (["toeplitz", "--graph", "knn:9"], "grid"),
+        (["hypercube", "--graph", "grid:4x4"], "hypercube"),
+        (["forest", "--graph", "cycle:4"], "cycle of 4 edges"),
+        (["walk", "--graph", "nowhere.csv"], "nowhere.csv"),
+    ],
+)
+def test_mistakes_are_named(tmp_path, capsys, arguments, message):
+    with pytest.raises(SystemExit) as error:
+        main(["mask", *arguments, "--output", str(tmp_path / "mask.png")])
+    assert message in str(error.value) + capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_gallery(tmp_path):
+    for name in ("forests", "composition"):
+        draw_family(name, tmp_path / f"{name}.png")
+        with Image.open(tmp_path / f"{name}.png") as picture:
+            assert picture.width > 300 * len(GALLERY[name])
