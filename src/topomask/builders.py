@@ -6,11 +6,11 @@ import math
 from typing import Any
 
 import numpy as np
-import torch
 from scipy.spatial import cKDTree
 from torch import Tensor
 
 from topomask.graph import Graph
+from topomask.graph_input import check_integer
 
 
 def path_graph(num_nodes: int) -> Graph:
@@ -20,7 +20,7 @@ def path_graph(num_nodes: int) -> Graph:
 
 def cycle_graph(num_nodes: int) -> Graph:
     """A cycle of at least three nodes."""
-    _check_size("num_nodes", num_nodes, 3)
+    check_integer("num_nodes", num_nodes, 3)
     nodes = np.arange(num_nodes)
     return Graph.from_edges(np.stack([nodes, (nodes + 1) % num_nodes]), num_nodes)
 
@@ -36,7 +36,7 @@ def grid_graph(*shape: int) -> Graph:
     if not shape:
         raise ValueError("`shape` is empty. Pass the size of every dimension, as in grid_graph(16, 16).")
     for axis, size in enumerate(shape):
-        _check_size(f"shape[{axis}]", size, 1)
+        check_integer(f"shape[{axis}]", size, 1)
     nodes = np.arange(math.prod(shape)).reshape(shape)
     edges = []
     for axis in range(len(shape)):
@@ -47,7 +47,7 @@ def grid_graph(*shape: int) -> Graph:
 
 def hypercube_graph(dim: int) -> Graph:
     """The hypercube of 2**dim nodes; neighbours differ in one bit."""
-    _check_size("dim", dim, 0)
+    check_integer("dim", dim, 0)
     nodes = np.arange(2**dim)
     edges = [np.stack([nodes, nodes ^ (1 << bit)]) for bit in range(dim)]
     return Graph.from_edges(np.concatenate([np.zeros((2, 0), dtype=np.int64), *edges], axis=1), 2**dim)
@@ -68,7 +68,7 @@ def knn_graph(points: Any, k: int, directed: bool = False) -> Graph:
     not_finite = np.flatnonzero(~np.isfinite(array).all(axis=1))
     if not_finite.size:
         raise ValueError(f"`points` must be finite, but point {not_finite[0]} is {array[not_finite[0]]}. Remove it.")
-    _check_size("k", k, 1)
+    check_integer("k", k, 1)
     num_points = len(array)
     if k >= num_points:
         raise ValueError(f"`k` must be less than the number of points, {num_points}, but is {k}. Pass more points.")
@@ -79,8 +79,3 @@ def knn_graph(points: Any, k: int, directed: bool = False) -> Graph:
     target = nearest[~own].reshape(num_points, k)
     source = np.repeat(np.arange(num_points), k)
     return Graph.from_edges(np.stack([source, target.ravel()]), num_points, directed=directed)
-
-
-def _check_size(name: str, value: Any, low: int) -> None:
-    if isinstance(value, (bool, torch.Tensor)) or not isinstance(value, (int, np.integer)) or value < low:
-        raise ValueError(f"`{name}` must be an integer of at least {low}, but is {value!r}.")

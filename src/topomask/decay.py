@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from topomask.modulation import positive_per_head
+
 
 class ExponentialDecay(nn.Module):
     r"""A learnable exponential decay with distance, :math:`f(d) = e^{-a d}`, per head.
@@ -25,15 +27,7 @@ class ExponentialDecay(nn.Module):
 
     def __init__(self, num_heads: int = 1, rate: float | Sequence[float] | Tensor = 0.5) -> None:
         super().__init__()
-        start = torch.as_tensor(rate).detach()
-        start = start if start.is_floating_point() else start.to(torch.get_default_dtype())
-        if start.shape not in ((), (num_heads,)):
-            raise ValueError(
-                f"`rate` must be one number or have shape [num_heads={num_heads}], but has shape {tuple(start.shape)}."
-            )
-        if not start.is_meta and not bool(((start > 0) & start.isfinite()).all()):
-            raise ValueError(f"`rate` must be positive and finite, but is {start.tolist()}.")
-        self.log_rate = nn.Parameter(start.log().expand(num_heads).clone())
+        self.log_rate = nn.Parameter(positive_per_head("rate", rate, num_heads).log())
 
     @property
     def rate(self) -> Tensor:

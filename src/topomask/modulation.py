@@ -2,10 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from topomask.graph_input import check_integer
+
+
+def positive_per_head(name: str, value: float | Sequence[float] | Tensor, num_heads: int) -> Tensor:
+    """A positive number for every head, [H], from one number or one per head."""
+    check_integer("num_heads", num_heads, 1)
+    start = torch.as_tensor(value).detach()
+    start = start if start.is_floating_point() else start.to(torch.get_default_dtype())
+    if start.shape not in ((), (1,), (num_heads,)):
+        raise ValueError(
+            f"`{name}` must be one number or have shape [num_heads={num_heads}], but has shape {tuple(start.shape)}."
+        )
+    if not start.is_meta and not bool(((start > 0) & start.isfinite()).all()):
+        raise ValueError(f"`{name}` must be positive and finite, but is {start.tolist()}.")
+    return start.expand(num_heads).clone()
 
 
 def table_per_head(name: str, initial: Any, num_heads: int, size: int, size_text: str, what: str) -> Tensor:

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from topomask.graph_input import check_integer
 from topomask.ops.sample_walks import random
 
 Kind = Literal["sine", "conv"]
@@ -280,19 +281,13 @@ def make_templates(
         if kernel_size is not None:
             raise ValueError("`kernel_size` is for kind='conv'. Leave it out, or pass num_sines.")
         sines = _DEFAULT_SINES if num_sines is None else num_sines
-        check_size("num_sines", sines)
+        check_integer("num_sines", sines, 1)
         return SineTemplates(shape, sines, gated)
     if num_sines is not None:
         raise ValueError("`num_sines` is for kind='sine'. Leave it out, or pass kernel_size.")
     size = _DEFAULT_KERNEL if kernel_size is None else kernel_size
-    check_size("kernel_size", size)
+    check_integer("kernel_size", size, 1)
     return ConvTemplates(shape, size, gated)
-
-
-def check_size(name: str, value: object) -> None:
-    """A ValueError unless it is an integer of at least 1."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError(f"`{name}` must be an integer of at least 1, but is {value!r}.")
 
 
 def check_seed(seed: object) -> int:

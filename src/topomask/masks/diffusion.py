@@ -15,6 +15,7 @@ from topomask.graph import Graph
 from topomask.masks.graph_mask import GraphMask
 from topomask.masks.graph_operator import Operator, make_operator, walk_graph
 from topomask.masks.walk import WalkMask
+from topomask.modulation import positive_per_head
 from topomask.ops.diffusion import count_terms, diffuse
 
 # Truncation error where a product is taken to be exact.
@@ -80,7 +81,7 @@ class DiffusionMask(GraphMask):
         self.num_heads = num_heads
         self.tolerance = tolerance
         self._bind(graph)
-        self.log_time = nn.Parameter(_check_times(time, num_heads).log())
+        self.log_time = nn.Parameter(positive_per_head("time", time, num_heads).log())
         self._follow(self.log_time)
 
     def _bind(self, graph: Graph) -> None:
@@ -280,22 +281,6 @@ def _constant_terms(mask: DiffusionMask, tolerance: float) -> list[int]:
         return [1] * mask.num_heads
     radius = mask._operator.radius
     return [count_terms(time, radius, tolerance) for time in mask.log_time.detach().double().exp().tolist()]
-
-
-def _check_times(time: Any, num_heads: int) -> Tensor:
-    """Times as a tensor [H]."""
-    if isinstance(num_heads, bool) or not isinstance(num_heads, int) or num_heads < 1:
-        raise ValueError(f"`num_heads` must be an integer of at least 1, but is {num_heads!r}.")
-    times = torch.as_tensor(time).detach()
-    if not times.is_floating_point():
-        times = times.to(torch.get_default_dtype())
-    if times.shape not in ((), (1,), (num_heads,)):
-        raise ValueError(
-            f"`time` must be a number or have shape [num_heads={num_heads}], but has shape {tuple(times.shape)}."
-        )
-    if not times.is_meta and not bool(((times > 0) & times.isfinite()).all()):
-        raise ValueError(f"`time` must be positive and finite, but is {times.tolist()}.")
-    return times.expand(num_heads)
 
 
 def _count_steps(rate: float, tolerance: float) -> int:

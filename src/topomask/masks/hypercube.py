@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import reduce
-from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
+from topomask.graph_input import check_integer
 from topomask.masks.base import Mask
+from topomask.modulation import positive_per_head
 
 # Levels that are joined into one matrix product: measured to be faster than less or more.
 _MAX_LEVELS = 5
@@ -45,22 +45,13 @@ class HypercubeMask(Mask):
 
     def __init__(self, dim: int, num_heads: int = 1, *, rate: float | Sequence[float] | Tensor = 0.5) -> None:
         super().__init__()
-        _check_size("dim", dim, 0)
-        _check_size("num_heads", num_heads, 1)
-        start = torch.as_tensor(rate).detach()
-        start = start if start.is_floating_point() else start.to(torch.get_default_dtype())
-        if start.shape not in ((), (num_heads,)):
-            raise ValueError(
-                f"`rate` must be one number or have shape [num_heads={num_heads}], but has shape {tuple(start.shape)}."
-            )
-        if not start.is_meta and not bool(((start > 0) & start.isfinite()).all()):
-            raise ValueError(f"`rate` must be positive and finite, but is {start.tolist()}.")
+        check_integer("dim", dim, 0)
         self.dim, self.num_heads = int(dim), int(num_heads)
         self.num_queries = self.num_keys = 2**self.dim
         parts = max(1, math.ceil(self.dim / _MAX_LEVELS))
         # How many bits go into every matrix product.
         self._levels = [self.dim // parts + (part < self.dim % parts) for part in range(parts)]
-        self.log_rate = nn.Parameter(start.log().expand(num_heads).clone())
+        self.log_rate = nn.Parameter(positive_per_head("rate", rate, num_heads).log())
 
     @property
     def rate(self) -> Tensor:
@@ -134,8 +125,3 @@ def _multiply(factors: list[Tensor], x: Tensor) -> Tensor:
         out = factor.to(dtype)[:, None] @ split
         before *= size
     return out.reshape(x.shape).to(x.dtype)
-
-
-def _check_size(name: str, value: Any, low: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < low:
-        raise ValueError(f"`{name}` must be an integer of at least {low}, but is {value!r}.")

@@ -11,10 +11,11 @@ from torch import Tensor
 
 from topomask.builders import path_graph
 from topomask.graph import Graph
+from topomask.graph_input import check_integer
 from topomask.masks.base import Normalizer
 from topomask.masks.graph_mask import GraphMask
 from topomask.ops import segments
-from topomask.stochastic_codes import Kind, Noise, check_seed, check_size, load_seed, make_templates, save_seed
+from topomask.stochastic_codes import Kind, Noise, check_seed, load_seed, make_templates, save_seed
 
 # Tokens of one sequence whose products with keys are added up at a time, in a batch of sequences.
 _TILE = 64
@@ -82,10 +83,10 @@ class StochasticPositionMask(GraphMask):
         seed: int | None = None,
     ) -> None:
         super().__init__()
-        check_size("num_nodes", num_nodes)
-        check_size("num_heads", num_heads)
+        check_integer("num_nodes", num_nodes, 1)
+        check_integer("num_heads", num_heads, 1)
         if num_realizations is not None:
-            check_size("num_realizations", num_realizations)
+            check_integer("num_realizations", num_realizations, 1)
         elif seed is not None:
             raise ValueError("`num_realizations` is None, so nothing is random. Leave `seed` out.")
         self.num_heads = num_heads

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from topomask.graph_input import check_integer
 from topomask.masks.base import Mask
 from topomask.ops import toeplitz
 
@@ -76,7 +77,7 @@ class ToeplitzMask(Mask):
     ) -> None:
         super().__init__()
         self.shape = _check_shape(shape)
-        _check_size("num_heads", num_heads)
+        check_integer("num_heads", num_heads, 1)
         if distance is not None and distance not in get_args(Distance):
             raise ValueError(f"`distance` must be None or one of {get_args(Distance)}, but is {distance!r}.")
         if causal and len(self.shape) > 1:
@@ -261,13 +262,8 @@ def _check_shape(shape: int | Sequence[int]) -> tuple[int, ...]:
     if not isinstance(sizes, (tuple, list)) or not 1 <= len(sizes) <= _MAX_DIMS:
         raise ValueError(f"`shape` must be an integer or a tuple of 1 to {_MAX_DIMS} sizes, but is {shape!r}.")
     for axis, size in enumerate(sizes):
-        _check_size(f"shape[{axis}]", size)
+        check_integer(f"shape[{axis}]", size, 1)
     return tuple(int(size) for size in sizes)
-
-
-def _check_size(name: str, value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
-        raise ValueError(f"`{name}` must be an integer of at least 1, but is {value!r}.")
 
 
 def _levels(shape: tuple[int, ...], distance: Distance, causal: bool) -> tuple[Tensor, Tensor]:

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from topomask.stochastic_codes import Kind, check_seed, check_size, load_seed, make_templates, save_seed
+from topomask.graph_input import check_integer
+from topomask.stochastic_codes import Kind, check_seed, load_seed, make_templates, save_seed
 
 # Numbers that are held for the positions of one chunk.
 _ELEMENTS_PER_CHUNK = 1 << 24
@@ -68,7 +69,7 @@ class StochasticPositionEncoding(nn.Module):
     ) -> None:
         super().__init__()
         for name, size in (("head_dim", head_dim), ("num_heads", num_heads), ("num_realizations", num_realizations)):
-            check_size(name, size)
+            check_integer(name, size, 1)
         self.head_dim, self.num_heads, self.num_realizations = head_dim, num_heads, num_realizations
         self.seed = check_seed(seed)
         self.templates = make_templates((num_heads, head_dim), kind, num_sines, kernel_size, gated)
