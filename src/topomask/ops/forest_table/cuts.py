@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
+import torch
 
-from topomask.ops.backend import Kernel
+from topomask.ops.backend import Kernel, compiled
 
-try:
+# Decided when this file is first imported, which is when the first forest is cut.
+IS_COMPILED = compiled(torch.empty(0, device="cpu"))
+
+
+def _inner(function: Callable[..., Any]) -> Callable[..., Any]:
+    """What a compiled function calls must be compiled too."""
+    if not IS_COMPILED:
+        return function
     from numba import njit
-except ModuleNotFoundError:
 
-    def njit(**options):  # type: ignore[no-redef]
-        """Leave a function as it is."""
-        return lambda function: function
+    return njit(error_model="numpy")(function)
 
 
 # Distances per node up to which each is looked at, so that they need not be sorted.
@@ -49,7 +57,7 @@ def _root_trees(indptr, indices, lengths, node, parent, length, ptr):
     return count
 
 
-@njit(error_model="numpy")
+@_inner
 def _number_slots(s, n, first, node, side, distance, keys, marks, slot, found, num_slots):
     """Number the distinct distances of one side, in order; returns the next number."""
     count, last = 0, 0
@@ -84,7 +92,7 @@ def _number_slots(s, n, first, node, side, distance, keys, marks, slot, found, n
     return num_slots
 
 
-@njit(error_model="numpy")
+@_inner
 def _copy_side(
     s, n, first, cut, above_side, node, parent, length, side, weight, children, above, offset,
     next_node, next_parent, next_length, used,

@@ -18,7 +18,6 @@ from torch import Tensor
 
 from topomask.ops import segments
 from topomask.ops.backend import compiled
-from topomask.ops.forest_table.cuts import cut_kernel, root_kernel
 
 # Products of distances that are formed one by one for every two that a transform of this size would take per entry.
 _DIRECT = 24.0
@@ -56,8 +55,11 @@ def decompose(indptr: np.ndarray, indices: np.ndarray, lengths: np.ndarray | Non
     if lengths is None:
         lengths = np.ones(len(indices), np.int64)
     part = _make_part(size)
-    is_compiled = compiled(torch.empty(0, device="cpu"))
-    root, cut = (kernel if is_compiled else kernel.function for kernel in (root_kernel, cut_kernel))
+    # Numba is only imported where it is needed.
+    from topomask.ops.forest_table import cuts
+
+    is_compiled = cuts.IS_COMPILED and compiled(torch.empty(0, device="cpu"))
+    root, cut = (kernel if is_compiled else kernel.function for kernel in (cuts.root_kernel, cuts.cut_kernel))
     count = root(indptr.astype(np.int64), indices.astype(np.int64), lengths.astype(np.int64), *part)
     places, starts = np.empty(size, np.int64), part.ptr[:count].copy()
     slots, distances, runs = list[np.ndarray](), list[np.ndarray](), list[np.ndarray]()
