@@ -1,5 +1,6 @@
 import os
 
+import pytest
 import torch
 
 # Plans are tested with the constants that are shipped, not with those of the machine.
@@ -8,3 +9,9 @@ os.environ["TOPOMASK_COSTS"] = os.devnull + ".missing"
 # Two workers share two cores: threads inside a worker would only wait for each other.
 if "PYTEST_XDIST_WORKER" in os.environ:
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    """Every test draws the same numbers, whichever ran before it."""
+    torch.manual_seed(0)

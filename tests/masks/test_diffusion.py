@@ -254,7 +254,8 @@ def test_learning_finds_the_time():
     target = tm.DiffusionMask(graph, "laplacian", 3.0).double() @ x
     mask = tm.DiffusionMask(graph, "laplacian", 0.2).double()
     first = mask.num_terms
-    optimizer = torch.optim.LBFGS(mask.parameters(), max_iter=50, line_search_fn="strong_wolfe")
+    exactly = {"tolerance_grad": 1e-14, "tolerance_change": 1e-16}
+    optimizer = torch.optim.LBFGS(mask.parameters(), max_iter=50, line_search_fn="strong_wolfe", **exactly)
 
     def loss():
         optimizer.zero_grad()

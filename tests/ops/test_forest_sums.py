@@ -65,7 +65,7 @@ def test_distances_and_diameter_match_networkx():
 def test_op_is_registered():
     graph = random_tree(12)
     forest = root_forest(graph.indptr, graph.indices)
-    logs = -torch.rand(2, 1, 12, dtype=torch.float64).requires_grad_()
+    logs = (-torch.rand(2, 1, 12, dtype=torch.float64)).requires_grad_()
     c = torch.randn(2, 1, dtype=torch.float64, requires_grad=True)
     x = torch.randn(1, 2, 12, 3, dtype=torch.float64, requires_grad=True)
     opcheck(ops._forest_sums, (list(forest), logs, c, x, False))
