@@ -121,12 +121,19 @@ class ForestMask(GraphMask):
                 f"A minimum spanning forest is taken of an undirected graph with positive weights, but this one is "
                 f"{'directed' if graph.directed else 'signed'}."
             )
-        tree = minimum_spanning_tree(graph.to_scipy()).tocoo()
-        edges = np.stack([tree.row, tree.col]).astype(np.int64)
-        forest = Graph.from_edges(edges, graph.num_nodes, weights=tree.data)
-        if graph.num_graphs > 1:
-            sizes = np.bincount(graph.graph_index, minlength=graph.num_graphs)
-            forest = _split(forest, sizes)
+        tree = minimum_spanning_tree(graph.to_scipy())
+        both = (tree + tree.T).tocsr()
+        both.sort_indices()
+        forest = Graph(
+            indptr=both.indptr.astype(np.int64),
+            indices=both.indices.astype(np.int64),
+            weights=both.data,
+            directed=False,
+            ids=graph.ids,
+            degrees=np.asarray(both.sum(axis=1)).ravel(),
+            graph_index=graph.graph_index,
+            num_graphs=graph.num_graphs,
+        )
         return cls(forest, num_heads, **options)
 
     def _bind(self, graph: Graph) -> None:
@@ -291,16 +298,3 @@ def _count_work(cuts: Decomposition) -> int:
     slots = cuts.slot_ptr.diff().view(-1, 2)
     work = torch.where(cuts.is_long[::2], slots.sum(dim=1) * 64, slots.prod(dim=1))
     return _LEVEL_COST * cuts.slots.numel() + int(work.sum())
-
-
-def _split(forest: Graph, sizes: np.ndarray) -> Graph:
-    """The same nodes and edges as a batch of graphs of these sizes."""
-    ends = np.cumsum(sizes)
-    rows, weights = forest.to_edge_index()
-    source, target = rows.numpy()
-    parts = []
-    for begin, end in zip(ends - sizes, ends, strict=True):
-        inside = (source >= begin) & (source < end) & (source <= target)
-        edges = np.stack([source[inside], target[inside]]) - begin
-        parts.append(Graph.from_edges(edges, int(end - begin), weights=weights.numpy()[inside]))
-    return Graph.batch(parts)
