@@ -11,6 +11,9 @@ from registry import MASKS, MaskFactory
 from topomask.planning import plan_attention
 
 EXACT = {"rtol": 1e-9, "atol": 1e-9}
+# Two backward passes may differ in the last digits: matrix products round differently in memory that is aligned
+# differently. This was seen once in many runs.
+CHECK = {"fast_mode": True, "nondet_tol": 1e-12}
 
 
 @pytest.fixture(params=MASKS.values(), ids=MASKS.keys())
@@ -91,11 +94,11 @@ def test_gradients(make_mask):
     x = inputs(mask, batch=1, width=2).requires_grad_()
     y = inputs(mask, batch=1, width=2, queries=True).requires_grad_()
     parameters = [p for p in mask.parameters() if p.requires_grad]
-    assert gradcheck(lambda x, *_: mask @ x, (x, *parameters), fast_mode=True)
-    assert gradcheck(lambda y, *_: mask.rmatmul(y), (y, *parameters), fast_mode=True)
+    assert gradcheck(lambda x, *_: mask @ x, (x, *parameters), **CHECK)
+    assert gradcheck(lambda y, *_: mask.rmatmul(y), (y, *parameters), **CHECK)
     if parameters:
-        assert gradcheck(lambda *_: mask.to_dense(), parameters, fast_mode=True)
-        assert gradcheck(lambda *_: mask.magnitude().to_dense(), parameters, fast_mode=True)
+        assert gradcheck(lambda *_: mask.to_dense(), parameters, **CHECK)
+        assert gradcheck(lambda *_: mask.magnitude().to_dense(), parameters, **CHECK)
 
 
 def formula(mask: tm.Mask, phi_q, phi_k, v, normalizer: str) -> torch.Tensor:
@@ -171,7 +174,7 @@ def test_attention_gradcheck(make_mask, kernel):
         def run(q, k, v, *_, strategy=strategy):
             return attend(q, k, v, mask, strategy=strategy, **options)
 
-        assert gradcheck(run, (q, k, v, *parameters), fast_mode=True), strategy
+        assert gradcheck(run, (q, k, v, *parameters), **CHECK), strategy
 
 
 def test_auto_is_one_of_the_ways(make_mask):
