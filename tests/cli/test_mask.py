@@ -1,3 +1,5 @@
+import sys
+
 import numpy as np
 import pytest
 from PIL import Image
@@ -43,13 +45,33 @@ def test_a_report_is_one_file(tmp_path):
         (["hypercube", "--graph", "grid:4x4"], "hypercube"),
         (["forest", "--graph", "cycle:4"], "cycle of 4 edges"),
         (["walk", "--graph", "nowhere.csv"], "nowhere.csv"),
+        (["walk", "--graph", "path:4", "--set", "num_walks"], "form name=value"),
+        (["walk", "--graph", "path:4", "--set", "num_walks=0"], "num_walks"),
+        (["walk", "--graph", "path:4", "--directed"], "directed"),
+        (["walk", "--graph", "path:4", "--node", "4"], "num_nodes=4), but is 4"),
+        (["walk", "--graph", "path:4", "--head", "1"], "num_heads=1"),
+        (["walk", "--graph", "path:4", "--output", "mask.gif"], "must end in .png"),
+        (["walk", "--graph", "path:3000", "--show", "heat"], "up to 2,000 nodes"),
+        (["walk", "--graph", "path:30000"], "up to 20,000"),
+        (["walk", "--graph", "path:4", "--show", "cube"], "spectrum"),
     ],
 )
 def test_mistakes_are_named(tmp_path, capsys, arguments, message):
     with pytest.raises(SystemExit) as error:
-        main(["mask", *arguments, "--output", str(tmp_path / "mask.png")])
+        main(["mask", "--output", str(tmp_path / "mask.png"), *arguments])
     assert message in str(error.value) + capsys.readouterr().err
     assert not list(tmp_path.iterdir())
+
+
+def test_without_matplotlib_the_message_says_what_to_install(monkeypatch):
+    for name in list(sys.modules):
+        if name.startswith("topomask.recipes.") and name != "topomask.recipes.named_masks":
+            monkeypatch.delitem(sys.modules, name)
+    for name in [name for name in sys.modules if name.split(".")[0] == "matplotlib"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(SystemExit, match=r"need matplotlib.*topomask\[plot\]"):
+        main(["mask", "walk", "--graph", "path:4"])
 
 
 def test_gallery(tmp_path):

@@ -32,6 +32,25 @@ def test_low_rank_of_one_factor_is_symmetric():
         tm.LowRankMask(u, torch.ones(5, 3))
 
 
+def test_low_rank_attention_is_the_same_a_few_columns_at_a_time(monkeypatch):
+    torch.manual_seed(0)
+    u, v = (torch.nn.Parameter(torch.randn(2, 9, 5, dtype=torch.float64)) for _ in range(2))
+    mask = tm.LowRankMask(u, v)
+    q, k, values = (torch.randn(3, 2, 9, 4, dtype=torch.float64, requires_grad=True) for _ in range(3))
+
+    def attend(strategy):
+        out = tm.masked_attention(q, k, values, mask, strategy=strategy)
+        return out, torch.autograd.grad(out.square().sum(), [u, v, q])
+
+    whole = attend("features")
+    # Two of the five columns at a time.
+    monkeypatch.setattr("topomask.masks.low_rank.ELEMENTS_PER_CHUNK", 2 * q.numel())
+    for other in (attend("features"), attend("dense")):
+        torch.testing.assert_close(other[0], whole[0])
+        for ours, theirs in zip(other[1], whole[1], strict=True):
+            torch.testing.assert_close(ours, theirs)
+
+
 def test_half_precision_products_are_taken_in_float32():
     u = torch.full((16, 2), 300.0, dtype=torch.float16)
     for mask in (tm.LowRankMask(u), tm.DenseMask(torch.full((16, 16), 300.0, dtype=torch.float16))):

@@ -239,6 +239,19 @@ def test_nothing_of_size_n_squared():
     assert (ragged @ torch.ones(1, ragged.num_keys, 2)).isfinite().all()
 
 
+def test_masks_made_of_it_divide_by_the_plain_sum_too():
+    mask = position_mask(6)
+    other = tm.WalkMask(tm.path_graph(6), seed=0)
+    whole = [mask + other, other - mask, tm.KroneckerMask(tm.NeighborMask(tm.path_graph(2)), mask)]
+    whole += [tm.PrefixMask(mask + other, 1), (mask + other).select(torch.arange(6), None)]
+    assert [each.default_normalizer for each in whole] == ["signed"] * 5
+    assert (other + other).default_normalizer == "absolute"
+    q, k, v = torch.randn(3, 1, whole[0].num_heads, 6, 4)
+    signed = tm.masked_attention(q, k, v, whole[0], normalizer="signed")
+    assert torch.equal(tm.masked_attention(q, k, v, whole[0]), signed)
+    assert not torch.allclose(tm.masked_attention(q, k, v, whole[0], normalizer="absolute"), signed)
+
+
 def test_costs():
     mask = tm.StochasticPositionMask(100, 2, 16, num_sines=3)
     assert mask.product_cost == 2 * 2 * 100 * 16

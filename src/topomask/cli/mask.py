@@ -26,7 +26,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--output", type=Path, default=Path("mask.png"), help=".png, .svg, .pdf, or a report .html")
     parser.add_argument("--node", type=int, action="append", default=[], help="show its row; may be repeated")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="an option of the mask")
-    parser.add_argument("--show", action="append", default=[], metavar="KIND", help="rows, heat or spectrum; repeated")
+    parser.add_argument(
+        "--show", action="append", default=[], choices=("rows", "heat", "spectrum"), help="default: all"
+    )
     parser.add_argument("--head", type=int, default=0, help="which head to show")
     parser.add_argument("--seed", type=int, default=0, help="of random graphs, walks and layout")
 

@@ -25,7 +25,7 @@ MAX_KEPT_ENTRIES = 1 << 24
 MAX_PAIRS_PER_QUERY = 8192
 
 # Numbers in the product of one chunk of features when attention goes through mask products.
-_ELEMENTS_PER_CHUNK = 1 << 24
+ELEMENTS_PER_CHUNK = 1 << 24
 
 _counter = itertools.count()
 _Kept = TypeVar("_Kept")
@@ -231,7 +231,7 @@ class Mask(nn.Module, ABC):
             return torch.einsum("...ia,...iad->...id", phi_q, mixed)
 
         widest = phi_q.shape[:-2].numel() * self.num_inner_rows * max(1, width)
-        step = max(1, min(num_features, _ELEMENTS_PER_CHUNK // max(1, widest)))
+        step = max(1, min(num_features, ELEMENTS_PER_CHUNK // max(1, widest)))
         if step == num_features:
             return part(phi_q, phi_k, v)
         out = v.new_zeros(*phi_q.shape[:-1], width)

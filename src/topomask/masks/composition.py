@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from topomask.masks.base import Entries, Mask
+from topomask.masks.base import Entries, Mask, Normalizer
 from topomask.masks.selected import SelectedMask
 from topomask.ops import segments
 from topomask.ops.sparse_product import Pattern, make_pattern
@@ -45,6 +45,11 @@ def common_heads(masks: Sequence[Mask], name: str, at_least: int = 1) -> int:
     if any(count not in (1, heads) for count in counts):
         raise ValueError(f"`{name}` must have one head or {heads}, but have {counts}. Build them with as many heads.")
     return heads
+
+
+def common_normalizer(masks: Sequence[Mask]) -> Normalizer:
+    """The plain sum if any part asks for it: its magnitude says little of the part, so little of the whole."""
+    return "signed" if any(mask.default_normalizer == "signed" for mask in masks) else "absolute"
 
 
 def common_size(masks: Sequence[Mask], name: str) -> tuple[int, int, int]:

@@ -13,7 +13,7 @@ from topomask.graph import Graph
 from topomask.graph_input import Array, check_integer
 from topomask.masks.graph_mask import GraphMask
 from topomask.masks.graph_sums import spread_per_graph, sum_per_graph
-from topomask.masks.low_rank import low_rank_product
+from topomask.masks.low_rank import low_rank_attention, low_rank_product
 from topomask.modulation import table_per_head
 
 
@@ -103,10 +103,7 @@ class DegreeMask(GraphMask):
         """Plain linear attention with twice the features: no numbers [N, M, D] are formed."""
         if self._groups is not None:
             return super().attend(phi_q, phi_k, v)
-        left, right = (factor.to(v.dtype).unsqueeze(-1) for factor in self._factors())  # [H, N, 2, 1]
-        queries = (left * phi_q.unsqueeze(-2)).flatten(-2)  # [..., H, N, 2 M]
-        keys = (right * phi_k.unsqueeze(-2)).flatten(-2)
-        return queries @ (keys.mT @ v)
+        return low_rank_attention(*self._factors(), phi_q, phi_k, v)
 
     @property
     def rank(self) -> int | None:

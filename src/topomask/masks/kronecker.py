@@ -9,8 +9,15 @@ import torch
 from torch import Tensor
 
 from topomask.graph import Graph
-from topomask.masks.base import Entries, Mask
-from topomask.masks.composition import MAX_FULL_ENTRIES, check_masks, common_heads, full_entries, full_pattern
+from topomask.masks.base import Entries, Mask, Normalizer
+from topomask.masks.composition import (
+    MAX_FULL_ENTRIES,
+    check_masks,
+    common_heads,
+    common_normalizer,
+    full_entries,
+    full_pattern,
+)
 from topomask.ops import segments
 from topomask.ops.pair_attention import TileWork
 from topomask.ops.sparse_product import Pattern, make_pattern
@@ -198,6 +205,11 @@ class KroneckerMask(Mask):
     def structure(self) -> str:
         """A name of the pattern."""
         return f"({self.first.structure}) x ({self.second.structure})"
+
+    @property
+    def default_normalizer(self) -> Normalizer:  # type: ignore[override]
+        """The plain sum, if any part asks for it."""
+        return common_normalizer([self.first, self.second])
 
     @property
     def key_groups(self) -> Tensor | None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
-from topomask.masks.base import Mask
+from topomask.masks.base import ELEMENTS_PER_CHUNK, Mask
 
 
 class LowRankMask(Mask):
@@ -56,6 +57,15 @@ class LowRankMask(Mask):
         u, v = self._factors()
         return low_rank_product(v, u, x)
 
+    def attend(self, phi_q: Tensor, phi_k: Tensor, v: Tensor) -> Tensor:
+        """Plain linear attention with r times the features: no numbers [N, M, D] are formed."""
+        return low_rank_attention(*self._factors(), phi_q, phi_k, v)
+
+    @property
+    def rank(self) -> int:
+        """r, the columns of U."""
+        return self.u.shape[-1]
+
     def to_dense(self) -> Tensor:
         """M, [H, N_q, N_k]."""
         u, v = self._factors()
@@ -74,10 +84,32 @@ class LowRankMask(Mask):
     @property
     def product_cost(self) -> int:
         """Entries of both factors."""
-        return self.num_heads * (self.num_queries + self.num_keys) * self.u.shape[-1]
+        return self.num_heads * (self.num_queries + self.num_keys) * self.rank
 
 
 def low_rank_product(u: Tensor, v: Tensor, x: Tensor) -> Tensor:
     """U (V^T x), in at least float32, whatever the precision of x."""
     dtype = torch.promote_types(u.dtype, x.dtype)
     return (u.to(dtype) @ (v.to(dtype).mT @ x.to(dtype))).to(x.dtype)
+
+
+def low_rank_attention(u: Tensor, v: Tensor, phi_q: Tensor, phi_k: Tensor, values: Tensor) -> Tensor:
+    """Unnormalised attention with the mask U V^T, some columns of U and V at a time."""
+    rank = u.shape[-1]
+
+    def part(u: Tensor, v: Tensor, phi_q: Tensor, phi_k: Tensor, values: Tensor) -> Tensor:
+        queries = (u.unsqueeze(-1) * phi_q.unsqueeze(-2)).flatten(-2)  # [..., H, N_q, r M]
+        keys = (v.unsqueeze(-1) * phi_k.unsqueeze(-2)).flatten(-2)
+        return queries @ (keys.mT @ values)
+
+    u, v = u.to(values.dtype), v.to(values.dtype)
+    widest = max(phi_q.numel(), phi_k.numel(), 1)
+    step = max(1, min(rank, ELEMENTS_PER_CHUNK // widest))
+    if step >= rank:
+        return part(u, v, phi_q, phi_k, values)
+    out = values.new_zeros(*phi_q.shape[:-1], values.shape[-1])
+    for start in range(0, rank, step):
+        chunk = slice(start, start + step)
+        # Recomputed in the backward pass: kept features would take r times the memory of the inputs.
+        out = out + checkpoint(part, u[..., chunk], v[..., chunk], phi_q, phi_k, values, use_reentrant=False)
+    return out

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from topomask.graph import Graph
-from topomask.masks.base import MAX_KEPT_ENTRIES, Entries, Mask
-from topomask.masks.composition import Union, check_masks, common_heads, common_size, unite
+from topomask.masks.base import MAX_KEPT_ENTRIES, Entries, Mask, Normalizer
+from topomask.masks.composition import Union, check_masks, common_heads, common_normalizer, common_size, unite
 from topomask.masks.part_weights import PartWeights, Weight
 from topomask.ops.pair_attention import TileWork
 from topomask.ops.sparse_product import Pattern
@@ -159,6 +159,11 @@ class SumMask(Mask):
         weights = [_absolute(weight) for weight in weights]
         sizes = _join(union, self.num_heads, weights, [part.magnitudes for part in parts])
         return Entries(union.pattern, values, sizes)
+
+    @property
+    def default_normalizer(self) -> Normalizer:  # type: ignore[override]
+        """The plain sum, if any part asks for it."""
+        return common_normalizer(self._parts())
 
     @property
     def structure(self) -> str:

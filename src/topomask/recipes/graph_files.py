@@ -87,6 +87,8 @@ def _read_npz(path: Path, directed: bool) -> Read:
     """A sparse matrix as SciPy saves it; or arrays ``edges``, perhaps ``weights``, ``num_nodes`` and ``points``."""
     import scipy.sparse as sp
 
+    if not zipfile.is_zipfile(path):
+        raise ValueError("it is no .npz archive, or a damaged one.")
     with np.load(path, allow_pickle=False) as archive:
         found = set(archive.files)
         if "edges" in found:

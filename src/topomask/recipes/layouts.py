@@ -13,7 +13,7 @@ from topomask.graph_input import Array
 
 # Up to this many nodes of a component, distances of all pairs count; beyond, those to some pivots and along edges.
 _ALL_PAIRS = 500
-_PIVOTS = 60
+_PIVOTS = 40
 _ROUNDS = 150
 
 
@@ -56,6 +56,7 @@ def _component(links: sp.csr_array, rng: np.random.Generator) -> Array:
     pivots = np.arange(size) if size <= _ALL_PAIRS else _spread_pivots(links, rng)
     distances = dijkstra(links, indices=pivots, unweighted=True)  # [pivots, N]
     places = _scaled(distances, rng)
+    # Pivots move nodes, and are not moved by all of them: that would tear them out of their surroundings.
     node, pivot = (x.ravel() for x in np.meshgrid(np.arange(size), np.arange(len(pivots)), indexing="ij"))
     first, second, length = node, pivots[pivot], distances[pivot, node]
     if size > _ALL_PAIRS:
@@ -90,17 +91,15 @@ def _scaled(distances: Array, rng: np.random.Generator) -> Array:
 
 
 def _majorize(places: Array, first: Array, second: Array, length: Array) -> Array:
-    """Move every node to where its pairs would have it, again and again."""
+    """Move the first node of every pair to where its pairs would have it, again and again."""
     weight = length**-2.0
     size = len(places)
-    total = np.bincount(first, weight, size) + np.bincount(second, weight, size)
+    total = np.bincount(first, weight, size)
     for _ in range(_ROUNDS):
         apart = places[first] - places[second]
         found = np.maximum(np.sqrt((apart**2).sum(axis=1)), 1e-9)
         pull = (weight * (length / found - 1.0))[:, None] * apart
-        move = np.stack(
-            [np.bincount(first, pull[:, a], size) - np.bincount(second, pull[:, a], size) for a in (0, 1)], axis=1
-        )
+        move = np.stack([np.bincount(first, pull[:, axis], size) for axis in (0, 1)], axis=1)
         places = places + move / total[:, None]
     return places
 

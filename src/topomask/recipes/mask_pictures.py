@@ -30,6 +30,8 @@ SUFFIXES = (".png", ".svg", ".pdf", ".html")
 # Nodes up to which all entries are formed.
 MAX_DENSE = 2000
 MAX_ROWS = 6
+# Rows and columns of the picture of all entries.
+MAX_PIXELS = 500
 # Widths of features and values that plans are made for.
 _WIDTH = 64
 
@@ -46,6 +48,7 @@ class Portrait:
         rows: These rows, [n, N].
         places: Where nodes are drawn, [N, 2].
         dense: The mask, [N, N]; None where it is too large.
+        eigenvalues: Of its symmetric part, ascending, [N]; None where it is too large.
         head: The head that is shown.
     """
 
@@ -56,6 +59,7 @@ class Portrait:
     rows: Array
     places: Array
     dense: Array | None
+    eigenvalues: Array | None
     head: int
 
 
@@ -129,12 +133,15 @@ def _sit(source: NamedGraph, mask: tm.Mask, title: str, nodes: list[int], head: 
         nodes = [_middle(source, places)]
     if mask.num_heads > 1:
         title += f", head {head} of {mask.num_heads}"
-    dense = None
+    dense = eigenvalues = None
     if source.graph.num_nodes <= MAX_DENSE:
         with torch.no_grad():
             dense = mask.to_dense()[head].double().cpu().numpy()
+        if not np.isfinite(dense).all():
+            raise ValueError("The mask has entries that are not finite, so there is nothing to draw.")
+        eigenvalues = np.linalg.eigvalsh((dense + dense.T) / 2)
     rows = mask_rows(mask, nodes, head) if dense is None else dense[nodes]
-    return Portrait(source, mask, title[0].upper() + title[1:], nodes, rows, places, dense, head)
+    return Portrait(source, mask, title[0].upper() + title[1:], nodes, rows, places, dense, eigenvalues, head)
 
 
 def _middle(source: NamedGraph, places: Array) -> int:
@@ -184,17 +191,34 @@ def _draw_row(figure: Figure, axes: Axes, portrait: Portrait, index: int) -> Non
 def _draw_heat(figure: Figure, axes: Axes, portrait: Portrait) -> None:
     dense = cast("Array", portrait.dense)
     colours = shades(dense)
-    axes.imshow(dense, cmap=colours.cmap, norm=cast("Normalize", colours.norm))
+    pooled, block = _pool(dense)
+    end = block * len(pooled) - 0.5
+    image = axes.imshow(pooled, cmap=colours.cmap, norm=cast("Normalize", colours.norm), extent=(-0.5, end, end, -0.5))
+    # Averages would lose what stands alone.
+    image.set_interpolation("nearest")
     for node in portrait.nodes:
         axes.annotate(
             "", (0, node), (-0.03, node), ("axes fraction", "data"), arrowprops=_POINTER, annotation_clip=False
         )
     axes.set(xlabel="key $j$", ylabel="query $i$")
-    axes.set_title("All entries", fontsize=11)
+    about = "All entries" if block == 1 else f"All entries (the largest of every {block} x {block})"
+    axes.set_title(about, fontsize=11)
     add_colour_bar(figure, axes, colours, "entry $M_{ij}$")
 
 
 _POINTER = {"arrowstyle": "-|>", "color": "tab:blue", "lw": 0, "shrinkA": 0, "shrinkB": 0}
+
+
+def _pool(dense: Array) -> tuple[Array, int]:
+    """The entry of largest size in every block, so that blocks are no more than pixels; and the side of a block."""
+    block = max(1, -(-len(dense) // MAX_PIXELS))
+    size = -(-len(dense) // block) * block
+    padded = np.zeros((size, size))
+    padded[: len(dense), : len(dense)] = dense
+    count = size // block
+    tiles = padded.reshape(count, block, count, block).swapaxes(1, 2).reshape(count, count, -1)
+    largest = np.abs(tiles).argmax(axis=-1)[..., None]
+    return np.take_along_axis(tiles, largest, axis=-1)[..., 0], block
 
 
 def _draw_spectrum(axes: Axes, portrait: Portrait) -> None:
@@ -204,7 +228,7 @@ def _draw_spectrum(axes: Axes, portrait: Portrait) -> None:
     if not symmetric:
         singular = np.linalg.svd(dense, compute_uv=False)
         axes.plot(order, singular, color="tab:orange", lw=4, alpha=0.6, label="singular values")
-    eigenvalues = np.linalg.eigvalsh((dense + dense.T) / 2)[::-1]
+    eigenvalues = cast("Array", portrait.eigenvalues)[::-1]
     label = "eigenvalues" if symmetric else r"eigenvalues of $(M + M^\top)/2$"
     size = float(np.clip(300.0 / len(dense), 1.5, 5.0))
     axes.plot(order, eigenvalues, "o-", color="tab:blue", lw=0.8, ms=size, label=label)
@@ -240,7 +264,7 @@ def _facts(portrait: Portrait) -> list[tuple[str, str]]:
         filled = np.count_nonzero(dense)
         facts.append(("nonzero entries", f"{filled:,} of {dense.size:,} ({filled / dense.size:.1%})"))
         facts.append(("smallest, largest entry", f"{dense.min():.4g}, {dense.max():.4g}"))
-        eigenvalues = np.linalg.eigvalsh((dense + dense.T) / 2)
+        eigenvalues = cast("Array", portrait.eigenvalues)
         name = "eigenvalues" if _is_symmetric(dense) else "eigenvalues of the symmetric part"
         facts.append((name, f"{eigenvalues[0]:.4g} to {eigenvalues[-1]:.4g}"))
     elif mask.num_pairs_estimate is not None:

@@ -53,22 +53,16 @@ def load_graph(text: str, seed: int = 0, directed: bool = False) -> NamedGraph:
     if name not in BUILDERS:
         raise ValueError(
             f"There is no graph {text!r}: it is no file, and no name such as "
-            f"{', '.join(f'{other}:{example}' for other, (_, example, _) in BUILDERS.items())}. "
+            f"{', '.join(f'{other}:{builder.example}' for other, builder in BUILDERS.items())}. "
             f"Files end in {', '.join(graph_files.READERS)}."
         )
     if directed:
         raise ValueError(f"`directed` is for files, but {text} is undirected. Leave it out.")
-    build, example, separator = BUILDERS[name]
-    try:
-        sizes = [int(part) for part in size.split(separator)]
-    except ValueError:
-        raise ValueError(f"The size in {text!r} must be as in {name}:{example}.") from None
-    try:
-        return build(sizes, np.random.default_rng(seed))
-    except TypeError:
-        raise ValueError(
-            f"The graph {text!r} has too many or too few sizes. Write it as in {name}:{example}."
-        ) from None
+    builder = BUILDERS[name]
+    parts = size.split(builder.separator)
+    if len(parts) not in builder.counts or not all(part.isdecimal() for part in parts):
+        raise ValueError(f"The size of a graph must be as in {name}:{builder.example}, but is {text!r}.")
+    return builder.build([int(part) for part in parts], np.random.default_rng(seed))
 
 
 def check_size(num_nodes: int) -> None:
@@ -98,20 +92,15 @@ def _grid(sizes: list[int], _: np.random.Generator) -> NamedGraph:
     return NamedGraph(graph, title, np.stack([x, y], axis=1), tuple(sizes))
 
 
-def _path(sizes: list[int], rng: np.random.Generator) -> NamedGraph:
-    (_,) = _exactly(sizes, 1)
-    return _grid(sizes, rng)
-
-
 def _cycle(sizes: list[int], _: np.random.Generator) -> NamedGraph:
-    (size,) = _exactly(sizes, 1)
+    (size,) = sizes
     check_size(size)
-    angle = 2 * np.pi * np.arange(size) / max(1, size)
-    return NamedGraph(tm.cycle_graph(size), f"cycle of {size} nodes", np.stack([np.sin(angle), np.cos(angle)], axis=1))
+    graph, angle = tm.cycle_graph(size), 2 * np.pi * np.arange(size) / max(1, size)
+    return NamedGraph(graph, f"cycle of {size} nodes", np.stack([np.sin(angle), np.cos(angle)], axis=1))
 
 
 def _hypercube(sizes: list[int], _: np.random.Generator) -> NamedGraph:
-    (dim,) = _exactly(sizes, 1)
+    (dim,) = sizes
     check_size(2 ** min(dim, 62))
     bits = (np.arange(2**dim)[:, None] >> np.arange(dim)) & 1
     # Every bit moves a node in a direction of its own; pairs of bits make squares within squares.
@@ -122,14 +111,14 @@ def _hypercube(sizes: list[int], _: np.random.Generator) -> NamedGraph:
 
 
 def _knn(sizes: list[int], rng: np.random.Generator) -> NamedGraph:
-    size, k = _exactly(sizes, 2) if len(sizes) > 1 else (_exactly(sizes, 1)[0], 4)
+    size, k = sizes if len(sizes) > 1 else (sizes[0], 4)
     check_size(size)
-    points = rng.random((max(0, size), 2))
+    points = rng.random((size, 2))
     return NamedGraph(tm.knn_graph(points, k), f"{k}-NN graph of {size} random points", points)
 
 
 def _tree(sizes: list[int], rng: np.random.Generator) -> NamedGraph:
-    (size,) = _exactly(sizes, 1)
+    (size,) = sizes
     check_size(size)
     child = np.arange(1, max(1, size))
     graph = tm.Graph.from_edges(np.stack([rng.integers(0, child), child]), size)
@@ -137,7 +126,7 @@ def _tree(sizes: list[int], rng: np.random.Generator) -> NamedGraph:
 
 
 def _barabasi_albert(sizes: list[int], rng: np.random.Generator) -> NamedGraph:
-    size, count = _exactly(sizes, 2) if len(sizes) > 1 else (_exactly(sizes, 1)[0], 2)
+    size, count = sizes if len(sizes) > 1 else (sizes[0], 2)
     check_size(size)
     if not 1 <= count < size:
         raise ValueError(f"A Barabasi-Albert graph of {size} nodes needs 1 to {size - 1} edges per node, not {count}.")
@@ -153,22 +142,25 @@ def _barabasi_albert(sizes: list[int], rng: np.random.Generator) -> NamedGraph:
     return NamedGraph(tm.Graph.from_edges(edges, size), f"Barabasi-Albert graph of {size} nodes, {count} edges each")
 
 
-# Builder, an example of its size, and what stands between several sizes.
-BUILDERS: dict[str, tuple[Callable[[list[int], np.random.Generator], NamedGraph], str, str]] = {
-    "grid": (_grid, "16x16", "x"),
-    "path": (_path, "64", ":"),
-    "cycle": (_cycle, "32", ":"),
-    "hypercube": (_hypercube, "6", ":"),
-    "knn": (_knn, "200:4", ":"),
-    "tree": (_tree, "100", ":"),
-    "ba": (_barabasi_albert, "100:2", ":"),
+@dataclass(frozen=True)
+class _Builder:
+    """What is built, an example of its size, what stands between several sizes, and how many there may be."""
+
+    build: Callable[[list[int], np.random.Generator], NamedGraph]
+    example: str
+    separator: str = ":"
+    counts: tuple[int, ...] = (1,)
+
+
+BUILDERS: dict[str, _Builder] = {
+    "grid": _Builder(_grid, "16x16", "x", (1, 2, 3, 4)),
+    "path": _Builder(_grid, "64"),
+    "cycle": _Builder(_cycle, "32"),
+    "hypercube": _Builder(_hypercube, "6"),
+    "knn": _Builder(_knn, "200:4", counts=(1, 2)),
+    "tree": _Builder(_tree, "100"),
+    "ba": _Builder(_barabasi_albert, "100:2", counts=(1, 2)),
 }
-
-
-def _exactly(sizes: list[int], count: int) -> list[int]:
-    if len(sizes) != count:
-        raise TypeError
-    return sizes
 
 
 def _serpentine(size: int) -> Array:
