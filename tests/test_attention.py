@@ -307,7 +307,7 @@ def test_chunks_do_not_matter(strategy, monkeypatch):
         return [out, *torch.autograd.grad(out.square().sum(), [q, k, v, *parameters])]
 
     whole = run()
-    monkeypatch.setattr(base, "_ELEMENTS_PER_CHUNK", 1)
+    monkeypatch.setattr(base, "ELEMENTS_PER_CHUNK", 1)
     monkeypatch.setattr(pair_values, "_TRIPLES_PER_CHUNK", 7)
     monkeypatch.setattr(sparse_product, "_ELEMENTS_PER_CHUNK", 9)
     mask.resample(mask.seed)

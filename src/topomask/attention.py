@@ -78,7 +78,9 @@ def masked_attention(
             Default: ``mask.default_normalizer``, which is ``"absolute"`` for all masks but those whose magnitude says
             little about them.
         strategy: ``"pairs"``, ``"features"`` or ``"dense"``: the same answer at different cost;
-            see :func:`topomask.plan_attention`. ``"auto"`` takes the cheapest.
+            see :func:`topomask.plan_attention`. ``"auto"`` takes the cheapest. Products by FFT or Chebyshev series have
+            rounding noise (``mask.product_noise``); through ``"features"``, a query whose normaliser is below it
+            counts as one that attends to nothing.
         key_padding_mask: [..., N_k], True where a key is padding, as in ``torch.nn.MultiheadAttention``.
         dropout_p: Probability to drop a pair (i, j) from the numerator.
         query_nodes: Node of every query, [N_q]. Default: all nodes in order.

@@ -23,6 +23,12 @@ def test_every_mask_is_drawn(tmp_path, name, capsys):
     assert "Mask" in capsys.readouterr().out
 
 
+def test_options_that_others_depend_on(tmp_path, capsys):
+    for name, graph, *options in (("degree", "grid:4x4", "--set", "max_degree=3"), ("spanning-forest", "grid:4x4")):
+        main(["mask", name, "--graph", graph, "--output", str(tmp_path / "mask.png"), "--show", "heat", *options])
+    assert "ForestMask" in capsys.readouterr().out
+
+
 def test_a_report_is_one_file(tmp_path):
     path, edges = tmp_path / "mask.html", tmp_path / "graph.csv"
     edges.write_text("0,1\n1,2\n2,0\n2,3\n")

@@ -71,12 +71,17 @@ def test_spanning_forest_of_a_graph():
 
 def test_what_cannot_be_done_is_refused():
     path = tm.path_graph(100)
-    with pytest.raises(ValueError, match=r"-?1, times the diameter, 99, is 99.*smaller rates"):
+    with pytest.raises(ValueError, match=r"growth, 1, times the diameter, 99, .* give 99.*smaller"):
         tm.ForestMask(path, rate=-1.0, growing=True)
     mask = tm.ForestMask(path, rate=-0.5, growing=True)
     with torch.no_grad():
         mask.rates.fill_(-2.0)
     with pytest.raises(ValueError, match="overflows"):
+        mask @ torch.ones(1, 100, 1)
+    mask = tm.ForestMask(path)
+    with torch.no_grad():
+        mask.offset.fill_(100.0)
+    with pytest.raises(ValueError, match=r"offset, 100, give 100.*overflows"):
         mask @ torch.ones(1, 100, 1)
     with pytest.raises(ValueError, match="positive"):
         tm.ForestMask(path, rate=-0.1)

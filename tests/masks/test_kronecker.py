@@ -10,7 +10,7 @@ from torch import nn
 
 import topomask as tm
 from masks.noisy import NoisyMask
-from registry import ragged_graph, walk_mask
+from registry import ragged_batch, ragged_graph, walk_mask
 
 
 def dense_mask(*shape: int, seed: int = 0) -> tm.DenseMask:
@@ -202,6 +202,20 @@ def test_noise_is_bounded(shapes, noisy):
     error = (mask @ x - mask.to_dense() @ x).abs()
     assert (error <= bound * (1 + 0.1)).all()
     assert error.max() > 0.2 * bound.min()
+
+
+@pytest.mark.parametrize("swap", [False, True])
+@pytest.mark.parametrize("make", [ragged_graph, ragged_batch])
+def test_noise_of_a_graph_in_several_parts(make, swap):
+    """There the noise of a factor differs from row to row."""
+    factors = [tm.DiffusionMask(make(), time=0.7, num_heads=2), tm.ToeplitzMask(3, num_heads=2)]
+    mask = tm.KroneckerMask(*(factors[::-1] if swap else factors))
+    x = torch.randn(4, 2, mask.num_keys, 3)
+    error = ((mask @ x).double() - mask.double().to_dense() @ x.double()).abs()
+    assert (error <= mask.float().product_noise(x)).all()
+    q, k, v = torch.randn(3, 1, 2, mask.num_keys, 4)
+    ways = [tm.masked_attention(q, k, v, mask, strategy=way) for way in ("features", "dense")]
+    torch.testing.assert_close(*ways, rtol=1e-4, atol=1e-4)
 
 
 def test_exact_factors_have_no_noise():

@@ -209,6 +209,12 @@ class Mask(nn.Module, ABC):
 
         return SelectedMask(self, query_nodes, key_nodes)
 
+    def submatrix(self, query_nodes: Tensor | None, key_nodes: Tensor | None) -> Tensor:
+        """The entries of M in these rows and columns, [H, n_q, n_k]; None keeps all."""
+        from topomask.masks.submatrix import submatrix_by_products
+
+        return submatrix_by_products(self, query_nodes, key_nodes)
+
     def attend(self, phi_q: Tensor, phi_k: Tensor, v: Tensor) -> Tensor:
         r"""Unnormalised masked linear attention :math:`\sum_j M_{ij}\,\phi(q_i)^\top\phi(k_j)\,v_j`.
 

@@ -180,13 +180,15 @@ class ForestMask(GraphMask):
 
     def _check_growth(self) -> None:
         """A ValueError where entries would overflow; inside torch.compile rates cannot be looked at."""
-        if not self.growing or torch.compiler.is_compiling() or self.rates.is_meta:
+        if self.table is not None or torch.compiler.is_compiling() or self.rates.is_meta:
             return
-        most = float(-self.rates.detach().amin()) * self.diameter
+        rate = max(0.0, float(-self.rates.detach().amin())) if self.growing else 0.0
+        offset = float(self.offset.detach().amax()) if self.num_terms == 1 else 0.0
+        most = rate * self.diameter + offset
         if most > MAX_GROWTH:
             raise ValueError(
-                f"The largest rate of growth, {float(-self.rates.detach().amin()):.4g}, times the diameter, "
-                f"{self.diameter:g}, is {most:.4g}, and exp of more than {MAX_GROWTH:g} overflows. Use smaller rates."
+                f"The largest rate of growth, {rate:.4g}, times the diameter, {self.diameter:g}, and the offset, "
+                f"{offset:.4g}, give {most:.4g}, and exp of more than {MAX_GROWTH:g} overflows. Use smaller ones."
             )
 
     def _terms(self) -> tuple[Tensor, Tensor]:

@@ -116,12 +116,12 @@ class KroneckerMask(Mask):
         noise = before.product_noise(columns.flatten(-2))
         total: Tensor | None = None
         if noise is not None:
-            spread = noise.unflatten(-1, columns.shape[-2:]).squeeze(-3)  # [..., H, N_after, C]
+            spread = noise.amax(dim=-2).unflatten(-1, columns.shape[-2:])  # [..., H, N_after, C]
             total = after.magnitude().matmul(spread).amax(dim=-2, keepdim=True)
         done = _along(before.matmul, columns)  # [..., H, M_before, N_after, C]
         noise = after.product_noise(done.transpose(-2, -3).flatten(-2))
         if noise is not None:
-            own = noise.unflatten(-1, (done.shape[-3], -1)).amax(dim=-2)
+            own = noise.amax(dim=-2, keepdim=True).unflatten(-1, (done.shape[-3], -1)).amax(dim=-2)
             total = own if total is None else total + own
         return total
 
@@ -130,6 +130,14 @@ class KroneckerMask(Mask):
         first, second = self.first.to_dense(), self.second.to_dense()
         product = first[:, :, None, :, None] * second[:, None, :, None, :]
         return product.reshape(self.num_heads, self.num_queries, self.num_keys)
+
+    def submatrix(self, query_nodes: Tensor | None, key_nodes: Tensor | None) -> Tensor:
+        """Products of the entries of the factors."""
+        queries = torch.arange(self.num_queries) if query_nodes is None else query_nodes
+        keys = torch.arange(self.num_keys) if key_nodes is None else key_nodes
+        inner = self.second.num_queries, self.second.num_keys
+        first = self.first.submatrix(queries // inner[0], keys // inner[1])
+        return first * self.second.submatrix(queries % inner[0], keys % inner[1])
 
     def magnitude(self) -> KroneckerMask:
         """The Kronecker product of the factors' magnitudes."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from functools import cached_property
 
@@ -10,7 +9,7 @@ import torch
 from torch import Tensor
 
 from topomask.masks.base import Entries, Mask
-from topomask.masks.graph_mask import GraphMask
+from topomask.masks.submatrix import gather, scatter
 from topomask.ops import segments
 from topomask.ops.sparse_product import Pattern, make_pattern
 
@@ -37,7 +36,7 @@ class SelectedMask(Mask):
     def product(self) -> Callable[[Tensor], Tensor]:
         """Put keys on their nodes, multiply, and read the queries' nodes."""
         inner = self.mask.product()
-        return lambda x: _gather(inner(_scatter(x, self._key_nodes, self.mask.num_keys)), self._query_nodes)
+        return lambda x: gather(inner(scatter(x, self._key_nodes, self.mask.num_keys)), self._query_nodes)
 
     def matmul(self, x: Tensor) -> Tensor:
         """Put keys on their nodes, multiply, and read the queries' nodes."""
@@ -45,32 +44,25 @@ class SelectedMask(Mask):
 
     def rmatmul(self, x: Tensor) -> Tensor:
         """Put queries on their nodes, multiply, and read the keys' nodes."""
-        return _gather(self.mask.rmatmul(_scatter(x, self._query_nodes, self.mask.num_queries)), self._key_nodes)
+        return gather(self.mask.rmatmul(scatter(x, self._query_nodes, self.mask.num_queries)), self._key_nodes)
 
     def product_noise(self, x: Tensor) -> Tensor | None:
         """That of the whole mask, in the queries' rows where rows differ."""
-        noise = self.mask.product_noise(_scatter(x, self._key_nodes, self.mask.num_keys))
-        return noise if noise is None or noise.shape[-2] == 1 else _gather(noise, self._query_nodes)
+        noise = self.mask.product_noise(scatter(x, self._key_nodes, self.mask.num_keys))
+        return noise if noise is None or noise.shape[-2] == 1 else gather(noise, self._query_nodes)
 
     def dense_weights(self) -> Tensor:
         """The submatrix; a selection is made for one call, so nothing is kept."""
         return self.to_dense()
 
     def to_dense(self) -> Tensor:
-        """The submatrix, [H, N_q, N_k], by products with unit vectors on its smaller side."""
-        few_queries = self.num_queries <= self.num_keys
-        few, many = (self._query_nodes, self._key_nodes) if few_queries else (self._key_nodes, self._query_nodes)
-        size = self.num_queries if few_queries else self.num_keys
-        dtype, device = _kind(self.mask)
-        eye = torch.eye(size, dtype=dtype, device=device).expand(self.num_heads, -1, -1)
-        x = _scatter(eye, few, self.mask.num_queries if few_queries else self.mask.num_keys)
-        dense = _gather(self.mask.rmatmul(x) if few_queries else self.mask.matmul(x), many)
-        noise = self.mask.product_noise(x)
-        if noise is not None:
-            # What cannot be told from nothing is nothing, so that a mask without negative entries has none here.
-            noise = noise if noise.shape[-2] == 1 else _gather(noise, many)
-            dense = dense.masked_fill(dense.detach().abs() <= noise, 0.0)
-        return dense.mT if few_queries else dense
+        """The submatrix, [H, N_q, N_k]."""
+        dense = self.mask.submatrix(self._query_nodes, self._key_nodes)
+        return dense.expand(self.num_heads, -1, -1)
+
+    def submatrix(self, query_nodes: Tensor | None, key_nodes: Tensor | None) -> Tensor:
+        """Rows and columns of the rows and columns."""
+        return self.mask.submatrix(_choose(self._query_nodes, query_nodes), _choose(self._key_nodes, key_nodes))
 
     def magnitude(self) -> SelectedMask:
         """The same places of the mask's magnitude."""
@@ -142,13 +134,8 @@ class SelectedMask(Mask):
         return groups if groups is None or self._key_nodes is None else groups[self._key_nodes.to(groups.device)]
 
 
-def _kind(mask: Mask) -> tuple[torch.dtype, torch.device]:
-    """Precision and device of a mask: those of its parameters, buffers or graph, but float32 at least."""
-    graphs = (module._probe for module in mask.modules() if isinstance(module, GraphMask))
-    for tensor in itertools.chain(mask.parameters(), mask.buffers(), graphs):
-        if tensor.is_floating_point():
-            return torch.promote_types(tensor.dtype, torch.float32), tensor.device
-    return torch.get_default_dtype(), torch.device("cpu")
+def _choose(nodes: Tensor | None, places: Tensor | None) -> Tensor | None:
+    return nodes if places is None else places if nodes is None else nodes[places.to(nodes.device)]
 
 
 def _largest_count(nodes: Tensor | None) -> int:
@@ -161,13 +148,3 @@ def _largest_count(nodes: Tensor | None) -> int:
 def _per_head(nodes: Tensor | None, size: int, num_heads: int, device: torch.device) -> Tensor:
     chosen = torch.arange(size, device=device) if nodes is None else nodes.to(device)
     return (torch.arange(num_heads, device=device)[:, None] * size + chosen).flatten()
-
-
-def _gather(x: Tensor, nodes: Tensor | None) -> Tensor:
-    return x if nodes is None else x.index_select(-2, nodes.to(x.device))
-
-
-def _scatter(x: Tensor, nodes: Tensor | None, size: int) -> Tensor:
-    if nodes is None:
-        return x
-    return x.new_zeros(*x.shape[:-2], size, x.shape[-1]).index_add(-2, nodes.to(x.device), x)

@@ -119,6 +119,10 @@ class SumMask(Mask):
             terms.append(_scale(weight, part.to(dtype)))
         return _total(terms).expand(self.num_heads, -1, -1)
 
+    def submatrix(self, query_nodes: Tensor | None, key_nodes: Tensor | None) -> Tensor:
+        """The weighted sum of the parts' entries."""
+        return self._dense([part.submatrix(query_nodes, key_nodes) for part in self._parts()])
+
     def magnitude(self) -> SumMask:
         """The sum of the parts' magnitudes with absolute weights."""
         parts = [part.magnitude() for part in self._parts()]

@@ -220,6 +220,21 @@ class ToeplitzMask(Mask):
         rows = windows.flip(list(range(1, 1 + dims)))
         return rows.reshape(self.num_heads, self.num_queries, self.num_keys)
 
+    def submatrix(self, query_nodes: Tensor | None, key_nodes: Tensor | None) -> Tensor:
+        """The entries in these rows and columns, read off."""
+        values = self.offset_values()
+        queries, keys = (
+            torch.arange(self.num_keys, device=values.device) if nodes is None else nodes.to(values.device)
+            for nodes in (query_nodes, key_nodes)
+        )
+        place = torch.zeros(len(queries), len(keys), dtype=torch.int64, device=values.device)
+        below = self.num_keys
+        for size in self.shape:
+            below //= size
+            offset = keys // below % size - (queries // below % size)[:, None]
+            place = place * (2 * size - 1) + offset + size - 1
+        return values.flatten(1)[:, place]
+
     def magnitude(self) -> ToeplitzMask:
         """The absolute entries."""
         return self if self.positive or self._is_magnitude else self._magnitude_view()

@@ -25,33 +25,41 @@ class MaskRecipe:
     Attributes:
         class_name: Its name in ``topomask``.
         about: A few words for the list of masks.
-        defaults: Arguments that the class has no default for, or a better one for pictures; computed when needed.
+        defaults: Arguments that the class has no default for, or a better one for pictures, given those that are set.
+        maker: The method that builds it, where it is not the class itself.
     """
 
     class_name: str
     about: str
-    defaults: Callable[[], dict[str, Any]] = dict
+    defaults: Callable[[dict[str, Any]], dict[str, Any]] = lambda _: {}
+    maker: str | None = None
 
 
 # One line per mask.
 MASKS: dict[str, MaskRecipe] = {
     "walk": MaskRecipe("WalkMask", "graph random features, a power series estimated by random walks"),
     "power-series": MaskRecipe(
-        "PowerSeriesMask", "exact power series", lambda: {"coefficients": tm.series.heat(10, time=2.0)}
+        "PowerSeriesMask", "exact power series", lambda _: {"coefficients": tm.series.heat(10, time=2.0)}
     ),
     "visit": MaskRecipe("VisitMask", "overlap of visit frequencies"),
-    "diffusion": MaskRecipe("DiffusionMask", "heat kernel of the graph", lambda: {"time": 2.0}),
+    "diffusion": MaskRecipe("DiffusionMask", "heat kernel of the graph", lambda _: {"time": 2.0}),
     "hypercube": MaskRecipe("HypercubeMask", "heat kernel of a hypercube"),
     "toeplitz": MaskRecipe("ToeplitzMask", "function of the offset on a grid"),
     "stochastic-position": MaskRecipe("StochasticPositionMask", "stochastic template of the lag"),
     "forest": MaskRecipe("ForestMask", "function of the distance on a tree"),
+    "spanning-forest": MaskRecipe("ForestMask", "the same on a minimum spanning forest", maker="from_graph"),
     "neighbor": MaskRecipe("NeighborMask", "edges and self-loops"),
     "shortest-path": MaskRecipe("ShortestPathMask", "weight per number of hops"),
-    "degree": MaskRecipe(
-        "DegreeMask", "function of both degrees", lambda: {"max_degree": 7, "z": [k / 9 for k in range(1, 9)]}
-    ),
+    "degree": MaskRecipe("DegreeMask", "function of both degrees", lambda settings: _rising(**settings)),
     "learned-features": MaskRecipe("LearnedFeatureMask", "free features, as they start"),
 }
+
+
+def _rising(max_degree: Any = 7, **_: Any) -> dict[str, Any]:
+    """Numbers that rise with the degree, so that there is something to see."""
+    rising = {"z": [k / (max_degree + 2) for k in range(1, max_degree + 2)]} if isinstance(max_degree, int) else {}
+    return {"max_degree": max_degree} | rising
+
 
 # What the first argument of a mask may ask for, and the graphs that have it.
 _PLACES = {
@@ -89,12 +97,12 @@ def build_mask(name: str, source: NamedGraph, settings: dict[str, Any], seed: in
         raise ValueError(f"A {recipe.class_name} needs {_PLACES[wanted]}, but the graph is {source.title}.")
     names = [option.name for option in options]
     _check_names(recipe.class_name, names, settings)
-    arguments = ({"seed": seed} if "seed" in names else {}) | recipe.defaults() | settings
+    arguments = ({"seed": seed} if "seed" in names else {}) | recipe.defaults(settings) | settings
     missing = [option.name for option in options if option.default is option.empty and option.name not in arguments]
     if missing:
         raise ValueError(f"{recipe.class_name} needs {', '.join(missing)}. Pass --set {missing[0]}=...")
     try:
-        return kind(place, **arguments)
+        return (kind if recipe.maker is None else getattr(kind, recipe.maker))(place, **arguments)
     except TypeError as error:
         raise ValueError(f"{recipe.class_name} does not take these options ({error}): {settings}.") from error
 
