@@ -14,16 +14,30 @@ def small():
 
 def test_shapes_and_windows(small):
     assert len(small) == 3 * 6
-    positions, velocities, ahead = small[7]
+    positions, features, next_positions, next_features = small[7]
     motion = small.trajectory(1)
-    assert (positions.shape, velocities.shape, ahead.shape) == ((200, 3), (200, 3), (6, 200, 3))
+    assert (positions.shape, features.shape) == ((200, 3), (200, small.feature_dim))
+    assert next_features.shape == (6, 200, small.feature_dim)
     assert motion.positions.dtype == motion.velocities.dtype == torch.float32
     assert torch.equal(positions, motion.positions[1])
-    assert torch.equal(velocities, motion.velocities[1])
-    assert torch.equal(ahead, motion.positions[2:8])
+    assert torch.equal(features[:, :3], motion.velocities[1])
+    assert torch.equal(next_positions, motion.positions[2:8])
+    assert torch.equal(next_features[..., :3], motion.velocities[2:8])
     assert motion.springs.shape[0] == 2
     assert int(motion.springs.max()) < 200
     assert torch.equal(small[17][2][-1], small.trajectory(2).positions[-1])
+
+
+def test_features_tell_where_a_particle_is_at_rest(small):
+    """The distances of the two ends of every spring at rest are those at the start of the trajectory."""
+    motion = small.trajectory(1)
+    _, features, _, next_features = small[9]
+    source, target = motion.springs
+    at_rest = features[:, 3:]
+    lengths = (motion.positions[0, source] - motion.positions[0, target]).norm(dim=-1)
+    torch.testing.assert_close((at_rest[source] - at_rest[target]).norm(dim=-1), lengths)
+    torch.testing.assert_close(at_rest.mean(dim=0), torch.zeros(3), rtol=0, atol=1e-6)
+    assert torch.equal(next_features[-1, :, 3:], at_rest)
 
 
 def test_one_step_windows_use_every_frame():
@@ -59,12 +73,12 @@ def test_bodies_fall_deform_and_stay_within_what_a_model_can_predict(small):
     assert 0.1 < max(strains) < 1.5
 
 
-def test_velocities_are_per_frame(small):
+def test_velocities_are_per_second(small):
     """At the start, before the floor is reached, a frame moves by the velocity and half of gravity's share."""
     fall = 9.81 / 30**2
     for number in range(3):
-        positions, velocities, ahead = small[6 * number]
-        centre = (ahead[0] - positions).mean(dim=0) - velocities.mean(dim=0)
+        positions, features, next_positions, _ = small[6 * number]
+        centre = (next_positions[0] - positions).mean(dim=0) - features[:, :3].mean(dim=0) / 30
         np.testing.assert_allclose(centre, [0, 0, -0.5 * fall], atol=0.1 * fall)
 
 
@@ -76,8 +90,8 @@ def test_bodies_differ_in_shape():
 
 def test_particles_are_batched():
     dataset = load("particles", split="val", num_trajectories=1, num_particles=50, num_frames=5, horizon=2)
-    positions, velocities, ahead = next(Batches(dataset, 3).epoch(0))
-    assert (positions.shape, velocities.shape, ahead.shape) == ((3, 50, 3), (3, 50, 3), (3, 2, 50, 3))
+    shapes = [tuple(part.shape) for part in next(Batches(dataset, 3).epoch(0))]
+    assert shapes == [(3, 50, 3), (3, 50, 6), (3, 2, 50, 3), (3, 2, 50, 6)]
 
 
 def test_defaults():

@@ -8,10 +8,12 @@ from torch import nn
 
 import training
 from topomask.config import from_dict, to_dict
+from topomask.data import Batches, ParticleSet
 from topomask.train import (
     Classification,
     NonFiniteError,
     OptimConfig,
+    ParticleMotion,
     Regression,
     Task,
     TrainConfig,
@@ -125,6 +127,12 @@ class Faulty(Classification):
         self.step, self.how = step, how
 
     def loss(self, model, batch):
+        if self.how == "layer":
+            # Finite weights that are too large for the sum in a layer.
+            if self.step == 0:
+                model.attention.value.weight.data.fill_(3e38)
+            self.step -= 1
+            return super().loss(model, batch)
         loss, metrics = super().loss(model, batch)
         self.step -= model.training
         if self.step == -1:
@@ -133,7 +141,7 @@ class Faulty(Classification):
             elif self.how == "gradient":
                 # The root of 0 is finite, and its slope is not.
                 loss = loss + (model.head.bias * 0).abs().sum().sqrt()
-            else:
+            elif self.how == "weight":
                 model.norm.bias.data[3] = float("nan")
         return loss, metrics
 
@@ -141,9 +149,14 @@ class Faulty(Classification):
 @pytest.mark.parametrize(
     ("how", "step", "message"),
     [
-        ("loss", 6, r"step 6 \(epoch 0, batch 6, learning rate 0.02\): the loss is inf; all gradients are finite"),
-        ("gradient", 9, r"step 9 \(epoch 1, batch 2, .*weights are finite, .* gradient .* of `head.bias`"),
-        ("weight", 5, r"step 6 \(.*: the loss is nan; the first weights that are not finite .* `norm.bias`"),
+        (
+            "loss",
+            6,
+            r"step 6 \(epoch 0, batch 6, learning rate 0.02\): the loss is inf, and .* the loss itself is at fault",
+        ),
+        ("gradient", 9, r"step 9 \(epoch 1, batch 2, .*first gradient that is not finite is that of `head.bias`"),
+        ("weight", 5, r"step 6 \(.*: the loss is nan, and the first weights that are not finite .* `norm.bias`"),
+        ("layer", 6, r"step 6 \(.*: the loss is nan, and the first output .* is that of the layer `attention.value`"),
         # Found before the checkpoint is written.
         ("weight", 7, r"step 8 \(epoch 1, batch 1\): the first weights that are not finite .* `norm.bias`"),
     ],
@@ -155,6 +168,14 @@ def test_numbers_that_are_not_finite_stop_the_run(how, step, message, tmp_path):
     assert f"The last checkpoint, {checkpoint}, is whole" in str(found.value)
     assert max((tmp_path / "checkpoints").iterdir()) == checkpoint
     assert all(value.isfinite().all() for value in read_checkpoint(checkpoint).weights.values())
+
+
+def test_a_batch_that_is_not_finite_is_named(tmp_path):
+    data = [*training.make_data().epoch(0)]
+    data[2][0][5, 0, 1] = float("nan")
+    message = r"step 2 .*the loss is nan, and tensor 0 of the batch .* not finite, first in its example 5\. There is no"
+    with pytest.raises(NonFiniteError, match=message):
+        training.run(tmp_path, data=data)
 
 
 def test_without_a_checkpoint_the_message_says_so(tmp_path):
@@ -178,6 +199,45 @@ def test_a_list_of_batches_will_do_and_regression_learns(tmp_path):
     evaluated = [line for line in read_metrics(tmp_path / "metrics.jsonl") if line["event"] == "eval"]
     assert len(evaluated) == 10
     assert result.best["loss"] == min(line["loss"] for line in evaluated)
+
+
+class Drift(nn.Module):
+    """Moves particles by their velocity times a learnt time; features stay."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.time = nn.Parameter(torch.tensor(0.01))
+
+    def forward(self, positions, features):
+        return positions + self.time * features[..., :3], features
+
+
+def test_the_motion_of_particles_is_learnt(tmp_path):
+    options = dict(num_trajectories=1, num_particles=40, num_frames=9)
+    one, six = (Batches(ParticleSet(horizon=horizon, **options), 3) for horizon in (1, 6))
+    config = TrainConfig(OptimConfig(lr=0.005, warmup=0.0), epochs=20, progress=False)
+    result = run(config, Drift, one, ParticleMotion(), tmp_path, valid=six)
+    assert float(result.model.time.detach()) == pytest.approx(1 / 30, rel=0.2)
+    # Without forces the error grows faster than the number of steps.
+    assert 0 < 6 * result.metrics["error_1"] < result.metrics["error_6"] < 0.3
+
+
+def test_particle_errors_are_those_of_a_loop():
+    positions, features = torch.randn(2, 5, 3), torch.randn(2, 5, 6)
+    ahead, features_ahead = torch.randn(2, 3, 5, 3), torch.randn(2, 3, 5, 6)
+    model = Drift()
+    loss, metrics = ParticleMotion(position_scale=0.5).loss(model, (positions, features, ahead, features_ahead))
+    wanted = 0.0
+    for step in range(3):
+        positions = positions + 0.01 * features[..., :3]
+        wanted += (
+            4 * (positions - ahead[:, step]).square().mean() + (features - features_ahead[:, step]).square().mean()
+        )
+    torch.testing.assert_close(loss, wanted / 3)
+    torch.testing.assert_close(metrics["error_3"], (positions - ahead[:, 2]).norm(dim=-1).mean())
+    assert metrics.keys() == {"error_1", "error_3"}
+    with pytest.raises(ValueError, match="`position_scale` must be positive"):
+        ParticleMotion(0.0)
 
 
 def test_data_that_is_not_as_it_says_is_refused(tmp_path):

@@ -26,7 +26,6 @@ def test_plain_lines_where_there_is_no_terminal(tmp_path, capsys):
     assert [line.split()[:3] for line in lines] == [
         ["step", "3/6", "train"],
         ["step", "5/6", "eval"],
-        ["step", "6/6", "train"],
         ["step", "6/6", "eval"],
     ]
     assert all("loss" in line and line.endswith("left)") for line in lines)

@@ -26,7 +26,7 @@ class Trajectory:
 
     Args:
         positions: Metres, z upwards from the floor, float32, [T, N, 3].
-        velocities: Metres per frame, float32, [T, N, 3].
+        velocities: Metres per second, float32, [T, N, 3].
         springs: Pairs of particles that are connected, each pair once, int64, [2, E].
     """
 
@@ -36,16 +36,17 @@ class Trajectory:
 
 
 @final
-class ParticleSet(Dataset[tuple[Tensor, Tensor, Tensor]]):
-    """Windows of trajectories: the state of a body, and where its particles are in the next frames.
+class ParticleSet(Dataset[tuple[Tensor, Tensor, Tensor, Tensor]]):
+    """Windows of trajectories: the state of a body, and its states in the next frames.
 
     A box or an ellipsoid of particles, each connected by springs to its nearest at the start, is thrown with some spin
     and falls on a floor, where it is squeezed, bounces and slides. Everything is drawn from (seed, split, number of the
     trajectory). A trajectory is simulated when it is first asked for, one or two seconds each, and kept; worker
     processes would each simulate their own, so read it without them.
 
-    An item is (positions [N, 3], velocities [N, 3], next positions [horizon, N, 3]), float32, in metres and metres per
-    frame: without forces, the next positions are positions + velocities.
+    An item is (positions [N, 3], features [N, 6], next positions [horizon, N, 3], next features [horizon, N, 6]),
+    float32. Positions are in metres. The features of a particle are its velocity, in metres per second, and its place
+    in the body at rest, in metres from the middle: without it, nobody could tell how far springs are stretched.
 
     Args:
         split: ``"train"``, ``"val"`` or ``"test"``.
@@ -60,7 +61,7 @@ class ParticleSet(Dataset[tuple[Tensor, Tensor, Tensor]]):
     Example:
         >>> motion = ParticleSet("train", num_trajectories=2, num_particles=64, num_frames=10, horizon=6)
         >>> len(motion), [tuple(part.shape) for part in motion[0]]
-        (8, [(64, 3), (64, 3), (6, 64, 3)])
+        (8, [(64, 3), (64, 6), (6, 64, 3), (6, 64, 6)])
     """
 
     def __init__(
@@ -96,16 +97,24 @@ class ParticleSet(Dataset[tuple[Tensor, Tensor, Tensor]]):
         self._split = _SPLITS.index(split)
         self._kept: dict[int, Trajectory] = {}
 
+    @property
+    def feature_dim(self) -> int:
+        """Features of a particle."""
+        return 6
+
     def __len__(self) -> int:
         return self.num_trajectories * (self.num_frames - self.horizon)
 
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor, Tensor]:
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         if not -len(self) <= index < len(self):
             raise IndexError(f"`index` must lie in [0, {len(self)}), but is {index}.")
         number, frame = divmod(index % len(self), self.num_frames - self.horizon)
         motion = self.trajectory(number)
-        ahead = motion.positions[frame + 1 : frame + 1 + self.horizon]
-        return motion.positions[frame], motion.velocities[frame], ahead
+        window = slice(frame, frame + 1 + self.horizon)
+        positions, velocities = motion.positions[window], motion.velocities[window]  # [horizon + 1, N, 3]
+        at_rest = motion.positions[0] - motion.positions[0].mean(dim=0)
+        features = torch.cat([velocities, at_rest.expand_as(velocities)], dim=-1)
+        return positions[0], features[0], positions[1:], features[1:]
 
     def trajectory(self, number: int) -> Trajectory:
         """One trajectory, all frames of it."""
@@ -125,7 +134,7 @@ class ParticleSet(Dataset[tuple[Tensor, Tensor, Tensor]]):
             seen.append(body.advance(*seen[-1], self.frame_time))
         return Trajectory(
             positions=torch.from_numpy(np.stack([place for place, _ in seen])).float(),
-            velocities=torch.from_numpy(np.stack([speed for _, speed in seen]) * self.frame_time).float(),
+            velocities=torch.from_numpy(np.stack([speed for _, speed in seen])).float(),
             springs=torch.from_numpy(body.springs.T.copy()),
         )
 

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from topomask.train.checkpoint import Checkpoint, CheckpointError, load_weights, read_checkpoint, save_checkpoint
     from topomask.train.epochs import Epochs
     from topomask.train.evaluation import evaluate
+    from topomask.train.faults import NonFiniteError
     from topomask.train.journal import read_metrics
     from topomask.train.loop import run
     from topomask.train.optim import build_optimizer, learning_rate
@@ -19,8 +20,7 @@ if TYPE_CHECKING:
     from topomask.train.processes import join_processes
     from topomask.train.random_state import seed_everything
     from topomask.train.running import Result
-    from topomask.train.step import NonFiniteError
-    from topomask.train.tasks import Classification, Regression, Task
+    from topomask.train.tasks import Classification, ParticleMotion, Regression, Task
 
 __all__ = [
     "Checkpoint",
@@ -29,6 +29,7 @@ __all__ = [
     "Epochs",
     "NonFiniteError",
     "OptimConfig",
+    "ParticleMotion",
     "Regression",
     "Result",
     "Task",
@@ -52,6 +53,7 @@ _HOMES = {
     "checkpoint": ("Checkpoint", "CheckpointError", "load_weights", "read_checkpoint", "save_checkpoint"),
     "epochs": ("Epochs",),
     "evaluation": ("evaluate",),
+    "faults": ("NonFiniteError",),
     "journal": ("read_metrics",),
     "loop": ("run",),
     "optim": ("build_optimizer", "learning_rate"),
@@ -59,8 +61,7 @@ _HOMES = {
     "processes": ("join_processes",),
     "random_state": ("seed_everything",),
     "running": ("Result",),
-    "step": ("NonFiniteError",),
-    "tasks": ("Classification", "Regression", "Task"),
+    "tasks": ("Classification", "ParticleMotion", "Regression", "Task"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

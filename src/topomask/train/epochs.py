@@ -7,6 +7,7 @@ from itertools import islice
 from typing import Any, Protocol, runtime_checkable
 
 import torch
+from torch import Tensor
 
 
 @runtime_checkable
@@ -38,3 +39,12 @@ def to_device(batch: Any, device: torch.device) -> Any:
         parts = (to_device(part, device) for part in batch)
         return type(batch)(*parts) if hasattr(batch, "_fields") else type(batch)(parts)
     return batch.to(device) if hasattr(batch, "to") else batch
+
+
+def tensors_in(batch: Any) -> Iterator[Tensor]:
+    """The tensors in tuples, lists and dicts, in their order."""
+    if isinstance(batch, Tensor):
+        yield batch
+    elif isinstance(batch, Mapping | tuple | list):
+        for part in batch.values() if isinstance(batch, Mapping) else batch:
+            yield from tensors_in(part)

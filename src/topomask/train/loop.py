@@ -12,12 +12,13 @@ from torch import nn
 from topomask.config import to_dict
 from topomask.train.config import TrainConfig
 from topomask.train.epochs import Epochs, batches_of
+from topomask.train.faults import NonFiniteError
 from topomask.train.optim import build_optimizer, learning_rate
-from topomask.train.processes import join_processes
+from topomask.train.processes import check_precision, join_processes
 from topomask.train.random_state import seed_everything
 from topomask.train.run_folder import RunFolder
 from topomask.train.running import Result, Run
-from topomask.train.step import NonFiniteError, Stepper
+from topomask.train.step import Stepper
 from topomask.train.tasks import Task
 
 
@@ -68,6 +69,7 @@ def run(
     if not len(data):
         raise ValueError("`data` has no batches, so there is nothing to learn from.")
     processes = join_processes(config.device)
+    check_precision(config.precision, processes.device)
     # The same weights and walks in every process, and then randomness of its own.
     seed_everything(config.seed)
     model = build().to(processes.device)

@@ -14,6 +14,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from topomask.train.config import Precision
+
 _Answer = TypeVar("_Answer")
 _Data = TypeVar("_Data")
 
@@ -131,6 +133,16 @@ def join_processes(device: str = "auto") -> Processes:
         # Processes meet once: one that left and joined again would find the addresses of before.
         atexit.register(dist.destroy_process_group)
     return Processes(where, rank, world_size)
+
+
+def check_precision(precision: Precision, device: torch.device) -> None:
+    """A ValueError where the device has no such precision."""
+    if (
+        precision == "bfloat16"
+        and device.type == "cuda"
+        and not torch.cuda.is_bf16_supported(including_emulation=False)
+    ):
+        raise ValueError("`precision` is 'bfloat16', but this CUDA device does not have it. Pass 'float32'.")
 
 
 def _device(name: str) -> torch.device:

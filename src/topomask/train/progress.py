@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Mapping
 from typing import Any
+
+# Logs of long runs should stay readable; all lines of training are in the metrics anyway.
+_SECONDS_BETWEEN_LINES = 5.0
 
 
 class Progress:
@@ -20,6 +24,7 @@ class Progress:
     def __init__(self, total: int, step: int = 0, enabled: bool = True) -> None:
         self.total, self.first, self.enabled = total, step, enabled
         self.start = time.perf_counter()
+        self.shown = -math.inf
         self._bar = _bar(total, step) if enabled and sys.stdout.isatty() else None
 
     def advance(self, step: int) -> None:
@@ -31,8 +36,11 @@ class Progress:
         """Show the metrics of an event."""
         text = f"{event:5s} " + "  ".join(f"{name} {value:.4g}" for name, value in values.items())
         if self._bar is None:
-            done = max(1, step - self.first)
-            left = (time.perf_counter() - self.start) / done * (self.total - step)
+            now = time.perf_counter()
+            if event == "train" and now - self.shown < _SECONDS_BETWEEN_LINES:
+                return
+            self.shown = now
+            left = (now - self.start) / max(1, step - self.first) * (self.total - step)
             self.note(f"step {step}/{self.total}  {text}  ({_clock(left)} left)")
         elif event == "train":
             self._bar.update(self._bar.task_ids[0], description=text)

@@ -15,11 +15,12 @@ from topomask.train.checkpoint import read_checkpoint, restore_checkpoint
 from topomask.train.config import TrainConfig
 from topomask.train.epochs import Epochs
 from topomask.train.evaluation import evaluate
+from topomask.train.faults import NonFiniteError, faulty_weights
 from topomask.train.journal import Journal
 from topomask.train.progress import Progress
 from topomask.train.random_state import random_state, restore_random_state
 from topomask.train.run_folder import RunFolder, versions
-from topomask.train.step import NonFiniteError, Stepper
+from topomask.train.step import Stepper
 
 
 @dataclass(frozen=True)
@@ -190,7 +191,7 @@ class Run:
         self._elapse()
 
     def _write(self, path: Path) -> None:
-        fault = self.stepper.first_fault()
+        fault = faulty_weights(self.stepper.model)
         if fault is not None:
             raise self.stopped(fault)
         states = self.processes.gather(random_state())

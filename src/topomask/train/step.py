@@ -6,16 +6,13 @@ import math
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from topomask.train.config import Precision
 from topomask.train.epochs import to_device
+from topomask.train.faults import NonFiniteError, explain_fault
 from topomask.train.processes import Processes
 from topomask.train.tasks import Task
-
-
-class NonFiniteError(ArithmeticError):
-    """A loss, a gradient or a weight that is not a finite number."""
 
 
 class Stepper:
@@ -59,8 +56,8 @@ class Stepper:
             raise ValueError("A batch has no examples. Leave out the last of an epoch where it is too small to share.")
         self.model.train()
         device = self.processes.device
-        with torch.autocast(device.type, torch.bfloat16, enabled=self.precision == "bfloat16"):
-            loss, metrics = self.task.loss(self.wrapped, to_device(batch, device))
+        batch = to_device(batch, device)
+        loss, metrics = self._forward(self.wrapped, batch)
         values = torch.stack([torch.as_tensor(x).detach().double().to(device) for x in (loss, *metrics.values())])
         size, *sums = self.processes.reduce(torch.cat([values.new_ones(1), values]) * own).tolist()
         # Gradients are averaged over processes, so a process counts by its share of the examples.
@@ -71,7 +68,8 @@ class Stepper:
         means = {name: total / size for name, total in zip(("loss", *metrics), sums, strict=True)}
         means["grad_norm"] = float(norm)
         if not (math.isfinite(means["loss"]) and math.isfinite(means["grad_norm"])):
-            raise NonFiniteError(f"the loss is {means['loss']}; {self.first_fault() or 'all gradients are finite'}")
+            fault = explain_fault(self.model, batch, lambda: self._forward(self.model, batch))
+            raise NonFiniteError(f"the loss is {means['loss']}, and {fault}")
         if means["grad_norm"] > self.clip:
             nn.utils.clip_grads_with_norm_(self.parameters, self.clip, norm)
         for group in self.optimizer.param_groups:
@@ -79,12 +77,6 @@ class Stepper:
         self.optimizer.step()
         return means, round(size)
 
-    def first_fault(self) -> str | None:
-        """Where the first number that is not finite lies, weights before gradients; None where all are finite."""
-        for name, parameter in self.model.named_parameters():
-            if not parameter.isfinite().all():
-                return f"the first weights that are not finite are those of `{name}`"
-        for name, parameter in self.model.named_parameters():
-            if parameter.grad is not None and not parameter.grad.isfinite().all():
-                return f"weights are finite, and the first gradient that is not is that of `{name}`"
-        return None
+    def _forward(self, model: nn.Module, batch: Any) -> tuple[Tensor, dict[str, Tensor]]:
+        with torch.autocast(self.processes.device.type, torch.bfloat16, enabled=self.precision == "bfloat16"):
+            return self.task.loss(model, batch)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from topomask.train.epochs import tensors_in
 
 
 class Task(ABC):
@@ -31,7 +32,7 @@ class Task(ABC):
 
     def size(self, batch: Any) -> int:
         """Examples in a batch. Default: the length of its first tensor."""
-        for tensor in _tensors(batch):
+        for tensor in tensors_in(batch):
             return len(tensor)
         raise ValueError(
             f"A batch of type {type(batch).__name__} holds no tensor. Override {type(self).__name__}.size."
@@ -68,6 +69,49 @@ class Classification(Task):
         return F.cross_entropy(logits, labels, label_smoothing=smoothing), {"accuracy": accuracy}
 
 
+class ParticleMotion(Task):
+    r"""Follows particles step by step: batches of :class:`topomask.data.ParticleSet`.
+
+    A model maps positions and features to those of the next frame, and goes on from its own answer. The loss is the
+    mean over the steps of
+
+    .. math:: |\hat p - p|^2 / s^2 + |\hat x - x|^2, \qquad \text{averaged over particles and axes,}
+
+    and ``error_1``, ``error_6`` are the mean distances, in metres, after one step and after the last of six.
+
+    Args:
+        position_scale: s, the distance that weighs as much as one unit of a feature; at 30 frames a second 1/30 makes
+            an error of position weigh as the velocity that causes it in one step.
+
+    Example:
+        >>> class Still(nn.Module):
+        ...     def forward(self, positions, features):
+        ...         return positions, features
+        >>> batch = torch.zeros(2, 5, 3), torch.zeros(2, 5, 6), torch.ones(2, 4, 5, 3), torch.zeros(2, 4, 5, 6)
+        >>> ParticleMotion().loss(Still(), batch)[1]
+        {'error_1': tensor(1.7321), 'error_4': tensor(1.7321)}
+    """
+
+    def __init__(self, position_scale: float = 1 / 30) -> None:
+        if not position_scale > 0:
+            raise ValueError(f"`position_scale` must be positive, but is {position_scale}.")
+        self.position_scale = position_scale
+
+    def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, dict[str, Tensor]]:
+        """The mean square error over all steps, and mean distances after the first and the last."""
+        positions, features, next_positions, next_features = batch
+        horizon = next_positions.shape[1]
+        total, metrics = positions.new_zeros(()), {}
+        for step in range(horizon):
+            positions, features = (_in_full(part) for part in model(positions, features))
+            off = positions - next_positions[:, step]  # [B, N, 3]
+            total = total + off.square().mean() / self.position_scale**2
+            total = total + F.mse_loss(features, next_features[:, step])
+            if step in (0, horizon - 1):
+                metrics[f"error_{step + 1}"] = off.detach().norm(dim=-1).mean()
+        return total / horizon, metrics
+
+
 class Regression(Task):
     """Mean square error of batches (inputs, targets), and mean absolute error."""
 
@@ -86,11 +130,3 @@ class Regression(Task):
 def _in_full(x: Tensor) -> Tensor:
     """In float32 at least: under autocast a model may answer in half precision."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
-
-
-def _tensors(batch: Any) -> Iterator[Tensor]:
-    if isinstance(batch, Tensor):
-        yield batch
-    elif isinstance(batch, Mapping | tuple | list):
-        for part in batch.values() if isinstance(batch, Mapping) else batch:
-            yield from _tensors(part)
