@@ -98,3 +98,11 @@ def test_evaluation_draws_nothing_and_forgotten_generators_are_noticed():
 def test_what_cannot_be_done_is_refused(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+def test_videos_leave_with_channels_before_frames():
+    video = images(2, 5, 3, 6, 7)
+    augment = Augment((0.1, 0.2, 0.3), (1.0, 1.0, 2.0))
+    found = augment(video)
+    assert found.shape == (2, 3, 5, 6, 7)
+    torch.testing.assert_close(found[1, 2, 4], (video[1, 4, 2].float() / 255 - 0.3) / 2)

@@ -91,6 +91,20 @@ def test_validation_can_be_held_out_where_there_is_no_folder(tmp_path):
     assert [torch.bincount(part.labels).tolist() for part in parts] == [[4, 4], [2, 2]]
 
 
+def test_class_folders_alone_are_the_training_set(tmp_path):
+    write_pictures(tmp_path, per_class=6)
+    archive = zip_folder(tmp_path / "train", tmp_path / "flat.zip", prefix="flat/")
+    for flat in (tmp_path / "train", archive):
+        assert ImageFolder(flat).classes == ("blue", "red")
+        parts = [ImageFolder(flat, split, val_fraction=1 / 3) for split in ("train", "val")]
+        assert [torch.bincount(part.labels).tolist() for part in parts] == [[4, 4], [2, 2]]
+        assert parts[1][3][0][:, 0, 0].tolist() == [255, 0, 0]
+        with pytest.raises(MissingDataError, match=r"but has \['blue', 'red'\].*val_fraction=0.1"):
+            ImageFolder(flat, "val")
+        with pytest.raises(MissingDataError, match=r"folders 'train' and 'test'"):
+            ImageFolder(flat, "test", val_fraction=0.1)
+
+
 def test_per_class_keeps_the_first_of_each(pictures):
     assert ImageFolder(pictures, per_class=2).labels.tolist() == [0, 0, 1, 1]
     with pytest.raises(ValueError, match="`per_class`"):

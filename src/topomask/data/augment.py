@@ -73,6 +73,8 @@ def normalize(images: Tensor, mean: Sequence[float], std: Sequence[float]) -> Te
 class Augment:
     """What happens to a batch of pictures between the data set and the model.
 
+    Videos come as frames, [B, T, C, H, W], and leave as models take them, [B, C, T, H, W].
+
     Args:
         mean: Mean of every channel, as data sets have it.
         std: Standard deviation of every channel, likewise.
@@ -104,7 +106,8 @@ class Augment:
             images = random_flip(images, generator)
         if generator is not None and self.padding:
             images = random_crop(images, self.padding, generator)
-        return normalize(images, self.mean, self.std)
+        images = normalize(images, self.mean, self.std)
+        return images.transpose(1, 2) if images.ndim == 5 else images
 
     def without_draws(self) -> Augment:
         """The same normalisation alone, for evaluation."""

@@ -19,6 +19,8 @@ _SPLITS = ("train", "val", "test")
 class ClassFolders:
     """The files ``<split>/<class>/...`` of one split, with their classes.
 
+    Without folders named for splits, the files ``<class>/...`` are the training set.
+
     Args:
         path: Folder or zip archive.
         split: ``"train"``, ``"val"`` or ``"test"``.
@@ -41,20 +43,23 @@ class ClassFolders:
         what: str,
     ) -> None:
         check_split(split, _SPLITS, str(path))
-        layout = f"A folder or zip archive with {what} as train/<class>/*, val/<class>/* is expected."
+        layout = f"Expected are {what} as train/<class>/*, val/<class>/*, or as <class>/* with `val_fraction`."
         if not path.exists():
             raise MissingDataError(f"There is nothing at {path}. {layout}")
         self.tree = FileTree(path, _SPLITS)
         folder = self._choose_folder(split, val_fraction, layout)
-        self.folders = sorted({parts[1] for parts in self.tree.files("train", suffixes) if len(parts) > 2})
-        files = [parts for parts in self.tree.files(folder, suffixes) if len(parts) > 2]
+        depth = len(folder)
+        files = self._list(folder, suffixes)
         if not files:
-            raise MissingDataError(f"{path} has no {what} ({', '.join(sorted(suffixes))}) in {folder!r}. {layout}")
+            inside = f" in {folder[0]!r}" if folder else ""
+            raise MissingDataError(f"{path} has no {what} ({', '.join(sorted(suffixes))}){inside}. {layout}")
+        trained = files if folder in ((), ("train",)) else self._list(("train",), suffixes)
+        self.folders = sorted({parts[depth] for parts in trained})
         number = {name: index for index, name in enumerate(self.folders)}
-        strange = sorted({parts[1] for parts in files} - set(number))
+        strange = sorted({parts[depth] for parts in files} - set(number))
         if strange:
-            raise ValueError(f"The classes {strange[:10]} of {path} are in {folder!r}, but not in 'train'.")
-        labels = torch.tensor([number[parts[1]] for parts in files])
+            raise ValueError(f"The classes {strange[:10]} of {path} are in {folder[0]!r}, but not in 'train'.")
+        labels = torch.tensor([number[parts[depth]] for parts in files])
         kept = choose(
             labels, split if val_fraction else "all", val_fraction=val_fraction, split_seed=split_seed, limit=None
         )
@@ -63,10 +68,16 @@ class ClassFolders:
         self.labels = labels[kept]
         self.classes = self._names()
 
-    def _choose_folder(self, split: str, val_fraction: float, layout: str) -> str:
+    def _list(self, folder: tuple[str, ...], suffixes: frozenset[str]) -> list[tuple[str, ...]]:
+        """The files in a class folder; others belong to no class."""
+        return [parts for parts in self.tree.files(folder, suffixes) if len(parts) > len(folder) + 1]
+
+    def _choose_folder(self, split: str, val_fraction: float, layout: str) -> tuple[str, ...]:
         """The folder that holds a split."""
         found = self.tree.folders()
         folder = "train" if split == "val" and val_fraction else split
+        if folder == "train" and not set(found) & set(_SPLITS):
+            return ()
         if folder not in found or "train" not in found:
             fix = " To hold some of the training set out, pass val_fraction=0.1." if split == "val" else ""
             raise MissingDataError(
@@ -76,7 +87,7 @@ class ClassFolders:
             raise ValueError(
                 f"`val_fraction` is {val_fraction}, but {self.tree.path} has a folder 'val' of its own. Leave it 0."
             )
-        return folder
+        return (folder,)
 
     def read(self, index: int) -> bytes:
         """The content of a file."""

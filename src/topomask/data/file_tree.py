@@ -48,9 +48,9 @@ class FileTree:
             {parts[depth] for parts in self._members if parts[:depth] == self._top and len(parts) > depth + 1}
         )
 
-    def files(self, folder: str, suffixes: frozenset[str]) -> list[tuple[str, ...]]:
+    def files(self, folder: tuple[str, ...], suffixes: frozenset[str]) -> list[tuple[str, ...]]:
         """The parts of the paths, below the top, of the files in a folder and below that have one of the suffixes."""
-        start = (*self._top, folder)
+        start = (*self._top, *folder)
         found: list[tuple[str, ...]]
         if self._members is None:
             found = [

@@ -33,7 +33,7 @@ class ImageFolder(LabelledSet):
     Args:
         path: Folder or zip archive with ``<split>/<class>/<picture>`` inside.
         split: Name of the folder: ``"train"``, ``"val"`` or ``"test"``. Without a folder ``val``, ``"val"`` is held out
-            of the training set.
+            of the training set, and without any of them, the class folders are the training set.
         size: Pictures are scaled so that the shorter side has so many pixels, and cut to a square. Default: as they
             are, all of one size.
         val_fraction: The share of the training set that is held out for ``"val"``.

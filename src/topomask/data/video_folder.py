@@ -29,7 +29,7 @@ class VideoFolder(LabelledSet):
     Args:
         path: Folder with ``<split>/<class>/<video>`` inside.
         split: Name of the folder: ``"train"``, ``"val"`` or ``"test"``. Without a folder ``val``, ``"val"`` is held out
-            of the training set.
+            of the training set, and without any of them, the class folders are the training set.
         num_frames: Frames per video.
         size: Frames are scaled so that the shorter side has so many pixels, and cut to a square.
         val_fraction: The share of the training set that is held out for ``"val"``.
