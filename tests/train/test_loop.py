@@ -18,6 +18,7 @@ from topomask.train import (
     Task,
     TrainConfig,
     evaluate,
+    find_checkpoint,
     load_weights,
     read_checkpoint,
     read_metrics,
@@ -47,10 +48,40 @@ def test_a_model_learns_and_the_best_is_kept(done):
     assert result.best["accuracy"] == max(line["accuracy"] for line in evaluated)
     assert result.metrics == {name: evaluated[-1][name] for name in ("loss", "accuracy")}
     model = training.Tiny()
-    load_weights(model, result.best_path)
+    load_weights(model, find_checkpoint(folder))
     valid = training.make_data(20, shuffle=False, seed=1)
     assert evaluate(model, valid, Classification()) == {name: result.best[name] for name in ("loss", "accuracy")}
-    assert read_checkpoint(result.best_path).info["step"] == result.best["step"]
+    assert read_checkpoint(find_checkpoint(folder)).info["step"] == result.best["step"]
+
+
+def test_a_new_head_is_fine_tuned_from_a_checkpoint(done, tmp_path):
+    _, folder = done
+    stored = read_checkpoint(find_checkpoint(folder)).weights
+
+    def build():
+        model = training.Tiny()
+        model.head = nn.Linear(training.WIDTH, 2)
+        load_weights(model, find_checkpoint(folder), except_prefix="head.")
+        built.append({name: value.clone() for name, value in model.state_dict().items()})
+        return model
+
+    built = []
+    data, valid = training.make_data(), training.make_data(20, shuffle=False, seed=1)
+    for batches in (data, valid):
+        inputs, labels = batches.dataset.tensors
+        batches.dataset.tensors = inputs, (labels == 0).long()
+    config = replace(training.CONFIG, epochs=2)
+    result = training.run(tmp_path, config, build=build, data=data, valid=valid)
+    assert all(torch.equal(value, stored[name]) for name, value in built[0].items() if not name.startswith("head."))
+    assert built[0]["head.weight"].shape == (2, training.WIDTH)
+    assert result.best["accuracy"] >= 0.8
+
+
+def test_the_last_checkpoint_is_found_where_nothing_was_evaluated(tmp_path):
+    with pytest.raises(FileNotFoundError, match="no checkpoint of a run in"):
+        find_checkpoint(tmp_path)
+    training.run(tmp_path, replace(training.CONFIG, steps=6), valid=None)
+    assert find_checkpoint(tmp_path).name == "step-000000006.safetensors"
 
 
 def test_metrics_are_lines_of_json(done):

@@ -11,6 +11,7 @@ import topomask as tm
 import training
 import two_processes
 from topomask.train import join_processes, read_checkpoint, read_metrics
+from topomask.train.processes import check_precision
 
 
 @pytest.fixture(scope="module")
@@ -98,3 +99,11 @@ def test_a_device_that_is_missing_is_named(monkeypatch):
     with pytest.raises(ValueError, match="`device` is 'cuda', but torch finds none"):
         join_processes("cuda")
     assert join_processes("auto").device.type == "cpu"
+
+
+def test_a_precision_that_the_device_does_not_have_is_refused(monkeypatch):
+    check_precision("bfloat16", torch.device("cpu"))
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: False)
+    check_precision("float32", torch.device("cuda"))
+    with pytest.raises(ValueError, match="`precision` is 'bfloat16', but this CUDA device does not have it"):
+        check_precision("bfloat16", torch.device("cuda"))

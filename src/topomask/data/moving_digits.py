@@ -45,7 +45,8 @@ class MovingDigits(LabelledSet):
 
     A digit of scikit-learn's is scaled up and drawn with sub-pixel motion on a black canvas. Which digit, how large,
     how fast and where is drawn from (seed, split, index), and alike for all motions: the middle of the way has the same
-    distribution for all classes. Classes take turns, so they are balanced. The splits use different digits.
+    distribution for all classes. Classes take turns, so they are balanced. The splits use different digits. Do not
+    mirror the videos: left would be called right.
 
     Args:
         split: ``"train"``, ``"val"`` or ``"test"``.

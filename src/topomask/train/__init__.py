@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from topomask.train.plots import plot_metric, plot_modulations, plot_run
     from topomask.train.processes import join_processes
     from topomask.train.random_state import seed_everything
+    from topomask.train.run_folder import find_checkpoint
     from topomask.train.running import Result
     from topomask.train.tasks import Classification, ParticleMotion, Regression, Task
 
@@ -36,6 +37,7 @@ __all__ = [
     "TrainConfig",
     "build_optimizer",
     "evaluate",
+    "find_checkpoint",
     "join_processes",
     "learning_rate",
     "load_weights",
@@ -60,6 +62,7 @@ _HOMES = {
     "plots": ("plot_metric", "plot_modulations", "plot_run"),
     "processes": ("join_processes",),
     "random_state": ("seed_everything",),
+    "run_folder": ("find_checkpoint",),
     "running": ("Result",),
     "tasks": ("Classification", "ParticleMotion", "Regression", "Task"),
 }

@@ -107,6 +107,19 @@ class RunFolder:
             )
 
 
+def find_checkpoint(folder: Path | str) -> Path:
+    """The checkpoint of a run to use: that of its best evaluation, or where it had none, the last.
+
+    Args:
+        folder: Folder of the run.
+    """
+    run = RunFolder(Path(folder), {})
+    found = [path for path in (*run.checkpoints(), run.best) if path.is_file()]
+    if not found:
+        raise FileNotFoundError(f"There is no checkpoint of a run in {run.path}. Is it the folder that was trained in?")
+    return found[-1]
+
+
 def versions() -> dict[str, str]:
     """Versions of all that decides the numbers."""
     return {

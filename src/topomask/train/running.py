@@ -33,7 +33,7 @@ class Result:
         seconds: Time taken, over all resumptions.
         metrics: Metrics of the last evaluation.
         best: Metrics of the best evaluation, and its ``step``.
-        folder: Folder of the run.
+        folder: Folder of the run; :func:`find_checkpoint` finds its best weights.
     """
 
     model: nn.Module
@@ -42,11 +42,6 @@ class Result:
     metrics: dict[str, float]
     best: dict[str, float]
     folder: Path
-
-    @property
-    def best_path(self) -> Path:
-        """The checkpoint of the best evaluation, for :func:`load_weights`."""
-        return self.folder / "checkpoints" / "best.safetensors"
 
 
 @dataclass
