@@ -1,4 +1,5 @@
 import json
+import os
 import random
 import warnings
 
@@ -123,6 +124,27 @@ def test_a_write_that_fails_leaves_the_old_checkpoint(saved, monkeypatch):
         save_checkpoint(saved, training.Tiny())
     assert saved.read_bytes() == before
     assert [path.name for path in saved.parent.iterdir()] == [saved.name]
+
+
+def test_a_checkpoint_gets_its_name_once_it_is_whole_and_on_disk(saved, monkeypatch):
+    before, events = saved.read_bytes(), []
+    flush, replace = os.fsync, os.replace
+
+    def replace_and_look(source, target):
+        assert saved.read_bytes() == before
+        assert read_checkpoint(source).info["step"] == 4
+        events.append("name")
+        replace(source, target)
+
+    def flush_and_note(descriptor):
+        events.append("flush")
+        flush(descriptor)
+
+    monkeypatch.setattr(os, "fsync", flush_and_note)
+    monkeypatch.setattr(os, "replace", replace_and_look)
+    save_checkpoint(saved, training.Tiny(), info={"step": 4})
+    assert events[:2] == ["flush", "name"]
+    assert read_checkpoint(saved).info["step"] == 4
 
 
 def test_only_tensors_are_saved(tmp_path):
