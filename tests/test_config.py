@@ -106,7 +106,7 @@ def test_overrides_count_together_and_the_last_counts():
     # The first alone would be refused.
     changed = apply_overrides(Recipe(), ["optim.final_lr=0.5", "optim.lr=1", "steps=1", "steps=2", "mask.num_walks=3"])
     assert (changed.optim.lr, changed.optim.final_lr, changed.steps, changed.mask) == (1.0, 0.5, 2, Mask(3))
-    with pytest.raises(ValueError, match="final_lr"):
+    with pytest.raises(ConfigError, match=r"^In `optim`: .*final_lr"):
         apply_overrides(Recipe(), ["optim.final_lr=0.5"])
     assert apply_overrides(Recipe(), ["mask.num_walks=3", "mask.kind=exact"]).mask == Mask(3, "exact")
     assert apply_overrides(Recipe(), ["mask.num_walks=3", "mask=none"]).mask is None

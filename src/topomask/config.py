@@ -162,7 +162,7 @@ class _Draft:
         elif type(None) in members and text.lower() == "none":
             self.changes[name] = None
         else:
-            inside = next((field.name for field in _fields(value if _is_group(value) else groups[0])), "field")
+            inside = next(iter(_paths(value)), "field") if _is_group(value) else _fields(groups[0])[0].name
             raise ConfigError(f"`{path}` is a group of fields. Set one of them, as in {path}.{inside}=...")
 
     def _group(self, name: str, rest: str) -> _Draft:
@@ -181,7 +181,14 @@ class _Draft:
     def finish(self) -> Any:
         """The config with its changes."""
         changes = {name: value.finish() if isinstance(value, _Draft) else value for name, value in self.changes.items()}
-        return dataclasses.replace(self.config, **changes)
+        try:
+            return dataclasses.replace(self.config, **changes)
+        except ConfigError:
+            raise
+        except ValueError as error:
+            # The check of the dataclass names the field, but does not know which group it is in.
+            where = f"In `{self.prefix[:-1]}`: " if self.prefix else ""
+            raise ConfigError(f"{where}{error}") from None
 
 
 def _unknown(config: Any, prefix: str, path: str) -> str:
