@@ -31,7 +31,7 @@ def test_workers_read_the_same_with_handles_of_their_own(pictures):
     train = ImageFolder(pictures)
     # The parent has its handle open, which forked workers must not share.
     train[0]
-    batches = [list(Batches(train, 3, seed=0, num_workers=workers).epoch(0)) for workers in (0, 2)]
+    batches = [list(Batches(train, 3, seed=0, num_workers=workers).epoch(0)) for workers in (0, 1)]
     for one, two in zip(*batches, strict=True):
         assert torch.equal(one[0], two[0])
         assert torch.equal(one[1], two[1])
