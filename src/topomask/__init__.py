@@ -7,7 +7,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from topomask import feature_maps, nn, series, theory
+    from topomask import data, feature_maps, nn, series, theory, train
     from topomask.attention import masked_attention, masked_softmax_attention
     from topomask.builders import cycle_graph, grid_graph, hypercube_graph, knn_graph, path_graph
     from topomask.decay import ExponentialDecay
@@ -65,6 +65,7 @@ __all__ = [
     "WalkMask",
     "convolve",
     "cycle_graph",
+    "data",
     "deconvolve",
     "feature_maps",
     "grid_graph",
@@ -79,6 +80,7 @@ __all__ = [
     "sample_features",
     "series",
     "theory",
+    "train",
 ]
 
 # Where every name lives; the modules themselves are names too.
@@ -113,7 +115,7 @@ _HOMES = {
     "walks": ("WalkFeatures", "random_walks", "sample_features"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
-_MODULES = ("feature_maps", "graph", "masks", "nn", "planning", "series", "theory", "walks")
+_MODULES = ("data", "feature_maps", "graph", "masks", "nn", "planning", "series", "theory", "train", "walks")
 
 
 def __getattr__(name: str) -> Any:

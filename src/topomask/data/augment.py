@@ -1,0 +1,124 @@
+"""Augmentation and normalisation of batches, with draws from a generator that is given.
+
+Everything acts on the last dimensions, [..., C, H, W], so that the frames of a video, [B, T, C, H, W], share one draw.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import final
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+
+def random_flip(images: Tensor, generator: torch.Generator, probability: float = 0.5) -> Tensor:
+    """Mirror some pictures left to right.
+
+    Args:
+        images: [B, ..., C, H, W].
+        generator: Where the draws come from.
+        probability: The chance of every picture.
+    """
+    _check_batch(images)
+    chosen = _uniform(images, generator) < probability
+    return torch.where(chosen.view(-1, *[1] * (images.ndim - 1)), images.flip(-1), images)
+
+
+def random_crop(images: Tensor, padding: int, generator: torch.Generator) -> Tensor:
+    """Shift every picture by up to `padding` pixels each way; what comes in is 0.
+
+    Args:
+        images: [B, ..., C, H, W].
+        padding: Width of the frame of zeros out of which a window of the old size is cut.
+        generator: Where the draws come from.
+    """
+    _check_batch(images)
+    if padding < 0:
+        raise ValueError(f"`padding` must be at least 0 pixels, but is {padding}.")
+    height, width = images.shape[-2:]
+    top = (_uniform(images, generator) * (2 * padding + 1)).long()
+    left = (_uniform(images, generator) * (2 * padding + 1)).long()
+    rows = top[:, None] + torch.arange(height, device=images.device)  # [B, H]
+    columns = left[:, None] + torch.arange(width, device=images.device)  # [B, W]
+    planes = functional.pad(images.flatten(1, -3), (padding,) * 4)  # [B, X, H + 2 padding, W + 2 padding]
+    batch = torch.arange(len(images), device=images.device)[:, None, None, None]
+    plane = torch.arange(planes.shape[1], device=images.device)[None, :, None, None]
+    return planes[batch, plane, rows[:, None, :, None], columns[:, None, None, :]].view(images.shape)
+
+
+def normalize(images: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
+    """Pictures as float32 with zero mean and unit deviation in every channel.
+
+    Args:
+        images: uint8, or floating point in [0, 1], [..., C, H, W].
+        mean: One per channel, in [0, 1].
+        std: One per channel, positive.
+    """
+    channels = images.shape[-3]
+    if not len(mean) == len(std) == channels or not min(std) > 0:
+        raise ValueError(
+            f"`mean` and `std` must have one value for each of {channels} channels, those of `std` positive, but are "
+            f"{tuple(mean)} and {tuple(std)}."
+        )
+    scale = 255.0 if images.dtype == torch.uint8 else 1.0
+    shift, factor = (torch.tensor(values, device=images.device).view(-1, 1, 1) * scale for values in (mean, std))
+    return (images.float() - shift) / factor
+
+
+@final
+@dataclass(frozen=True)
+class Augment:
+    """What happens to a batch of pictures between the data set and the model.
+
+    Videos come as frames, [B, T, C, H, W], and leave as models take them, [B, C, T, H, W].
+
+    Args:
+        mean: Mean of every channel, as data sets have it.
+        std: Standard deviation of every channel, likewise.
+        flip: Mirror half of the pictures.
+        padding: Shift pictures by up to so many pixels.
+
+    Example:
+        >>> augment = Augment(mean=(0.5,), std=(0.5,), flip=True, padding=1)
+        >>> pictures = torch.full((4, 1, 8, 8), 255, dtype=torch.uint8)
+        >>> augment(pictures, torch.Generator().manual_seed(0)).shape
+        torch.Size([4, 1, 8, 8])
+        >>> bool((augment.without_draws()(pictures) == 1).all())
+        True
+    """
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    flip: bool = False
+    padding: int = 0
+
+    def __call__(self, images: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """Normalised pictures, float32; where something is drawn, `generator` says from where."""
+        if generator is None and (self.flip or self.padding):
+            raise ValueError(
+                "Random augmentation needs `generator`, so that a resumed run repeats its draws. "
+                "Pass one, or use `without_draws()` for evaluation."
+            )
+        if generator is not None and self.flip:
+            images = random_flip(images, generator)
+        if generator is not None and self.padding:
+            images = random_crop(images, self.padding, generator)
+        images = normalize(images, self.mean, self.std)
+        return images.transpose(1, 2) if images.ndim == 5 else images
+
+    def without_draws(self) -> Augment:
+        """The same normalisation alone, for evaluation."""
+        return replace(self, flip=False, padding=0)
+
+
+def _uniform(images: Tensor, generator: torch.Generator) -> Tensor:
+    """One number in [0, 1) per example; the generator may live on another device than the pictures."""
+    return torch.rand(len(images), generator=generator, device=generator.device).to(images.device)
+
+
+def _check_batch(images: Tensor) -> None:
+    if images.ndim < 4:
+        raise ValueError(f"`images` must have shape [B, ..., C, H, W], but has shape {tuple(images.shape)}.")

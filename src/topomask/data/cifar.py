@@ -1,0 +1,104 @@
+"""CIFAR-10: 50,000 and 10,000 colour pictures of 32 x 32, in the binary version of the files.
+
+The version for Python is made of pickles, which run code when they are read, so it is not read here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from topomask.data.archives import extract
+from topomask.data.download import RemoteFile, fetch
+from topomask.data.in_memory import InMemorySet
+from topomask.data.root import data_root, missing
+from topomask.data.splits import check_split, choose
+
+_SHAPE = (3, 32, 32)
+# A byte for the class, then the red, green and blue planes.
+_RECORD = 1 + 3 * 32 * 32
+_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+_TRAIN_FILES = tuple(f"data_batch_{number}.bin" for number in range(1, 6))
+_TEST_FILES = ("test_batch.bin",)
+_INNER_FOLDER = "cifar-10-batches-bin"
+_ARCHIVE = RemoteFile(
+    "cifar-10-binary.tar.gz",
+    ("https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",),
+    sha256="c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
+    size=170_052_171,
+)
+
+
+def cifar10(
+    split: str = "train",
+    *,
+    root: str | Path | None = None,
+    download: bool = False,
+    val_fraction: float = 0.0,
+    split_seed: int = 0,
+    limit: int | None = None,
+) -> InMemorySet:
+    """Pictures of animals and vehicles, from ``cifar-10-batches-bin`` or ``cifar-10-binary.tar.gz`` in the data root.
+
+    Args:
+        split: ``"train"``, ``"val"`` (held out of the training set) or ``"test"``.
+        root: The data root, see :func:`topomask.data.data_root`.
+        download: Download the archive unless it is there.
+        val_fraction: The share of the training set that is held out for ``"val"``.
+        split_seed: Seed of what is held out.
+        limit: Keep the first so many only.
+
+    References:
+        Krizhevsky (2009), Learning multiple layers of features from tiny images.
+    """
+    check_split(split, ("train", "val", "test"), "cifar10")
+    names = _TEST_FILES if split == "test" else _TRAIN_FILES
+    everything = _read(_find(data_root(root), names, download))
+    part = choose(everything.labels, split, val_fraction=val_fraction, split_seed=split_seed, limit=limit)
+    return everything.subset(part)
+
+
+def _find(folder: Path, names: Sequence[str], download: bool) -> list[Path]:
+    """The files of the split; an archive that is there is unpacked beside itself."""
+    unpacked = folder / "cifar-10"
+    for place in (folder / _INNER_FOLDER, unpacked / _INNER_FOLDER):
+        if place.is_dir():
+            break
+    else:
+        if not download and not (folder / _ARCHIVE.name).exists():
+            raise missing(
+                "cifar10",
+                folder,
+                (f"{_INNER_FOLDER}/ or {_ARCHIVE.name} (the binary version)",),
+                f"Pass download=True where this machine is online, or copy the archive from {_ARCHIVE.urls[0]}.",
+            )
+        extract(fetch(_ARCHIVE, folder), unpacked)
+        place = unpacked / _INNER_FOLDER
+    paths = [place / name for name in names]
+    if not all(path.is_file() for path in paths):
+        raise missing("cifar10", place, names, f"Delete the folder and get {_ARCHIVE.name} again.")
+    return paths
+
+
+def _read(paths: Sequence[Path]) -> InMemorySet:
+    batches = []
+    for path in paths:
+        content = np.fromfile(path, dtype=np.uint8)
+        if not content.size or content.size % _RECORD:
+            raise ValueError(
+                f"{path} must hold records of {_RECORD} bytes, but holds {content.size} bytes. "
+                f"Delete its folder and get {_ARCHIVE.name} again."
+            )
+        batches.append(content.reshape(-1, _RECORD))
+    records = torch.from_numpy(np.concatenate(batches))
+    labels = records[:, 0].long()
+    if int(labels.max()) >= len(_CLASSES):
+        raise ValueError(
+            f"The files in {paths[0].parent} must hold classes below {len(_CLASSES)}, but hold {int(labels.max())}. "
+            "Is this the binary version of CIFAR-10?"
+        )
+    images = records[:, 1:].reshape(-1, *_SHAPE)
+    return InMemorySet(images, labels, _CLASSES, mean=(0.4914, 0.4822, 0.4465), std=(0.2470, 0.2435, 0.2616))

@@ -1,0 +1,106 @@
+"""Downloads, checked by size and SHA-256, which happen only when asked for."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from http.client import HTTPException
+from pathlib import Path
+
+_CHUNK = 1 << 20
+_TIMEOUT_SECONDS = 60.0
+
+
+class DownloadError(OSError):
+    """A file could not be downloaded, or is not the file that was expected."""
+
+
+@dataclass(frozen=True)
+class RemoteFile:
+    """A file that can be had from one of several addresses.
+
+    Args:
+        name: Its name on disk.
+        urls: Where it is, http or https, tried in this order.
+        sha256: The hash of its bytes, in hexadecimal.
+        size: The number of its bytes.
+    """
+
+    name: str
+    urls: tuple[str, ...]
+    sha256: str
+    size: int
+
+
+def fetch(file: RemoteFile, folder: Path) -> Path:
+    """Download a file into a folder unless it is there.
+
+    The file appears under its name only once it is whole and its size and hash are right. A file that is there is taken
+    as it is: its owner may have packed it anew.
+
+    Returns:
+        Where the file is.
+    """
+    target = folder / file.name
+    if target.exists():
+        return target
+    folder.mkdir(parents=True, exist_ok=True)
+    problems = []
+    for url in file.urls:
+        # The process id keeps two processes that download the same file apart; the last rename wins.
+        temporary = folder / f".{file.name}.{os.getpid()}.part"
+        try:
+            _download(url, temporary, file)
+            temporary.replace(target)
+            return target
+        except (OSError, HTTPException, ValueError) as error:
+            problems.append(f"{url}: {error}")
+        finally:
+            temporary.unlink(missing_ok=True)
+    raise DownloadError(
+        f"{file.name} could not be downloaded ({'; '.join(problems)}). If this machine is offline, download the file "
+        f"on another one and put it at {target}; its SHA-256 should be {file.sha256}."
+    )
+
+
+def _download(url: str, path: Path, file: RemoteFile) -> None:
+    if not url.startswith(("https://", "http://")):
+        raise ValueError("only http and https are downloaded from.")
+    digest, received = hashlib.sha256(), 0
+    with (
+        urllib.request.urlopen(url, timeout=_TIMEOUT_SECONDS) as response,
+        path.open("wb") as out,
+        _progress(file) as advance,
+    ):
+        while chunk := response.read(_CHUNK):
+            received += len(chunk)
+            if received > file.size:
+                raise ValueError(f"more than the expected {file.size} bytes came.")
+            digest.update(chunk)
+            out.write(chunk)
+            advance(len(chunk))
+    if received != file.size:
+        raise ValueError(f"{received} bytes came instead of {file.size}: the download broke off.")
+    if digest.hexdigest() != file.sha256:
+        raise ValueError(f"the SHA-256 is {digest.hexdigest()} instead of {file.sha256}: it is not the expected file.")
+
+
+@contextlib.contextmanager
+def _progress(file: RemoteFile) -> Iterator[Callable[[int], None]]:
+    """A progress bar where there is a terminal and `rich` is installed, else silence."""
+    try:
+        from rich.console import Console
+        from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+    except ModuleNotFoundError:
+        yield lambda _: None
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty()) as progress:
+        task = progress.add_task(file.name, total=file.size)
+        yield lambda count: progress.advance(task, count)

@@ -1,0 +1,101 @@
+"""Tiny-ImageNet-50: every fourth class of Tiny-ImageNet-200, 25,000 and 2,500 colour pictures of 64 x 64."""
+
+from __future__ import annotations
+
+import os
+import zipfile
+from pathlib import Path
+
+from topomask.data.download import RemoteFile, fetch
+from topomask.data.image_folder import ImageFolder
+from topomask.data.in_memory import InMemorySet, to_memory
+from topomask.data.root import data_root, missing
+
+_NAME = "tiny-imagenet-50.zip"
+_EVERY = 4
+_TOP = "tiny-imagenet-200"
+_WHOLE = RemoteFile(
+    "tiny-imagenet-200.zip",
+    ("https://cs231n.stanford.edu/tiny-imagenet-200.zip", "http://cs231n.stanford.edu/tiny-imagenet-200.zip"),
+    sha256="6198c8ae015e2b3e007c7841da39ec069199b9aa3bfa943a462022fe5e43c821",
+    size=248_100_043,
+)
+
+
+def tiny_imagenet_50(
+    split: str = "train",
+    *,
+    root: str | Path | None = None,
+    download: bool = False,
+    per_class: int | None = None,
+    in_memory: bool = True,
+) -> ImageFolder | InMemorySet:
+    """Everyday objects in 50 classes, from ``tiny-imagenet-50.zip`` in the data root.
+
+    Args:
+        split: ``"train"`` or ``"val"``.
+        root: The data root, see :func:`topomask.data.data_root`.
+        download: Where the archive is not there, make it from ``tiny-imagenet-200.zip``, which is downloaded if needed.
+        per_class: Keep the first so many of every class only.
+        in_memory: Decode everything now and keep it, 300 MB. Else pictures are decoded whenever they are asked for.
+
+    References:
+        Le and Yang (2015), Tiny ImageNet visual recognition challenge.
+    """
+    folder = data_root(root)
+    archive = folder / _NAME
+    if not archive.exists():
+        if not download:
+            raise missing(
+                "tiny-imagenet-50",
+                folder,
+                (_NAME,),
+                f"Pass download=True to make it from {_WHOLE.name}, which is downloaded ({_WHOLE.size >> 20} MB) "
+                "unless it is in the same folder.",
+            )
+        make_subset(fetch(_WHOLE, folder), archive)
+    found = ImageFolder(archive, split, per_class=per_class)
+    found.mean, found.std = (0.4774, 0.4507, 0.3985), (0.2765, 0.2669, 0.2785)
+    return to_memory(found) if in_memory else found
+
+
+def make_subset(whole: Path, subset: Path, every: int = _EVERY) -> Path:
+    """Pick every few classes of Tiny-ImageNet-200, sorted by their ids, into an archive of class folders.
+
+    Args:
+        whole: ``tiny-imagenet-200.zip`` as published.
+        subset: The archive to write, with ``train/<id>/``, ``val/<id>/`` and ``classes.txt``.
+        every: 4 keeps the classes 0, 4, 8, ...
+    """
+    temporary = subset.with_name(f".{subset.name}.{os.getpid()}.part")
+    try:
+        with zipfile.ZipFile(whole) as source, zipfile.ZipFile(temporary, "w", zipfile.ZIP_STORED) as target:
+            ids = sorted(source.read(f"{_TOP}/wnids.txt").decode().split())[::every]
+            for name in sorted(source.namelist()):
+                parts = name.split("/")
+                if len(parts) == 5 and parts[1] == "train" and parts[2] in ids and name.endswith(".JPEG"):
+                    _copy(source, name, target, f"train/{parts[2]}/{parts[4]}")
+            for line in sorted(source.read(f"{_TOP}/val/val_annotations.txt").decode().splitlines()):
+                picture, identity = line.split("\t")[:2]
+                if identity in ids:
+                    _copy(source, f"{_TOP}/val/images/{picture}", target, f"val/{identity}/{picture}")
+            words = (line.partition("\t") for line in source.read(f"{_TOP}/words.txt").decode().splitlines())
+            lines = [f"{identity}\t{name}\n" for identity, _, name in words if identity in ids]
+            _write(target, "classes.txt", "".join(sorted(lines)).encode())
+        temporary.replace(subset)
+    except (KeyError, zipfile.BadZipFile) as error:
+        raise ValueError(
+            f"{whole} is not Tiny-ImageNet-200 as published: {error} Delete it and get it again."
+        ) from error
+    finally:
+        temporary.unlink(missing_ok=True)
+    return subset
+
+
+def _copy(source: zipfile.ZipFile, name: str, target: zipfile.ZipFile, new_name: str) -> None:
+    _write(target, new_name, source.read(name))
+
+
+def _write(target: zipfile.ZipFile, name: str, content: bytes) -> None:
+    # A fixed date, so that the same pictures give the same archive.
+    target.writestr(zipfile.ZipInfo(name, date_time=(2020, 1, 1, 0, 0, 0)), content)

@@ -1,0 +1,101 @@
+"""The loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from topomask.config import to_dict
+from topomask.train.config import TrainConfig
+from topomask.train.epochs import Epochs, batches_of
+from topomask.train.faults import NonFiniteError
+from topomask.train.optim import build_optimizer, learning_rate
+from topomask.train.processes import check_precision, join_processes
+from topomask.train.random_state import seed_everything
+from topomask.train.run_folder import RunFolder
+from topomask.train.running import Result, Run
+from topomask.train.step import Stepper
+from topomask.train.tasks import Task
+
+
+def run(
+    config: TrainConfig,
+    build: Callable[[], nn.Module],
+    data: Epochs | Sequence[Any],
+    task: Task,
+    folder: Path | str,
+    *,
+    valid: Epochs | Sequence[Any] | None = None,
+    record: Any = None,
+    resume: bool = False,
+    fallback: bool = False,
+) -> Result:
+    """Train a model, alone or as one of the processes that ``torchrun`` started.
+
+    A run that was killed at any moment and is resumed gives the numbers of one that was not: on the CPU, with the same
+    number of threads, to the last bit. The generators of torch, NumPy and Python are seeded.
+
+    Args:
+        config: How long, with which optimiser, what on the way, and the seed.
+        build: Builds the model, called once the generators are seeded, so that every process has the same. To
+            fine-tune, let it call :func:`load_weights`.
+        data: Batches to learn from: an :class:`Epochs` such as :class:`topomask.data.Batches`, or a list of batches,
+            the same in every epoch.
+        task: The loss.
+        folder: Folder of the run: ``config.json``, ``metrics.jsonl`` and ``checkpoints``.
+        valid: Batches to evaluate on; the best checkpoint is chosen by them.
+        record: A dataclass with the rest of the recipe, to be kept with the checkpoints and compared on resuming.
+        resume: Go on with the run in the folder, if there is one.
+        fallback: Where the last checkpoint is damaged, take the one before it.
+
+    Returns:
+        The model and its metrics.
+
+    Example:
+        >>> import tempfile, torch, topomask as tm
+        >>> data = [(x, (x[:, 0] > 0).long()) for x in torch.randn(8, 32, 2)]
+        >>> config = tm.train.TrainConfig(tm.train.OptimConfig(lr=0.1), epochs=5, progress=False)
+        >>> task = tm.train.Classification(label_smoothing=0.1)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     result = tm.train.run(config, lambda: nn.Linear(2, 2), data, task, folder, valid=data)
+        >>> result.metrics["accuracy"] > 0.9
+        True
+    """
+    whole = {} if record is None else to_dict(record)
+    if not len(data):
+        raise ValueError("`data` has no batches, so there is nothing to learn from.")
+    processes = join_processes(config.device)
+    check_precision(config.precision, processes.device)
+    # The same weights and walks in every process, and then randomness of its own.
+    seed_everything(config.seed)
+    model = build().to(processes.device)
+    processes.check_equal(model)
+    seed_everything(config.seed, processes.rank + 1)
+    data, valid = processes.shard(data), processes.shard(valid)
+    length = processes.agree(len(data))
+    total = config.epochs * length if config.steps is None else config.steps
+    optimizer = build_optimizer(model, config.optim)
+    stepper = Stepper(model, optimizer, task, processes, config.precision, config.optim.clip)
+    run_folder = RunFolder(Path(folder), whole | {"train": to_dict(config)}, config.keep)
+    with Run(run_folder, stepper, config, total, length, resume=resume, fallback=fallback) as state:
+        while state.step < total:
+            epoch, skip = divmod(state.step, length)
+            batches = islice(batches_of(data, epoch, skip), min(length - skip, total - state.step))
+            for batch in batches:
+                lr = learning_rate(config.optim, state.step, total)
+                try:
+                    means, size = stepper.step(batch, lr)
+                except NonFiniteError as error:
+                    raise state.stopped(error, lr) from None
+                state.count(means, size, lr)
+                if valid is not None and state.is_due(config.eval_every):
+                    state.evaluate(valid)
+                if state.is_due(config.checkpoint_every):
+                    state.save()
+            if state.step < min((epoch + 1) * length, total):
+                raise ValueError(f"`data` has {length} batches, but epoch {epoch} gave {state.step - epoch * length}.")
+    return state.result()

@@ -1,0 +1,94 @@
+"""Pictures of a run: loss, metrics, and the modulation that masks have learnt."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from topomask.modulation import Modulation
+from topomask.train.journal import read_metrics
+
+try:
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+except ModuleNotFoundError:  # pragma: no cover
+    raise ModuleNotFoundError(
+        "Plots need matplotlib. Install it with: pip install 'topomask[plot]'", name="matplotlib"
+    ) from None
+
+# What a line has besides metrics that are worth a picture.
+_NOT_PLOTTED = {"event", "step", "epoch", "time", "lr", "grad_norm"}
+_PANELS_PER_ROW = 4
+
+
+def plot_run(folder: Path | str, model: nn.Module | None = None) -> list[Path]:
+    """Draw the metrics of a run, and the modulations of a model that has any, into the folder of the run.
+
+    Args:
+        folder: Folder of the run.
+        model: The trained model.
+
+    Returns:
+        The pictures: ``loss.png``, one for every other metric of evaluation, and ``modulation.png``.
+    """
+    folder = Path(folder)
+    lines = read_metrics(folder / "metrics.jsonl")
+    names = {"loss": None} | {name: None for line in lines if line["event"] == "eval" for name in line}
+    pictures = [folder / f"{name}.png" for name in names if name not in _NOT_PLOTTED]
+    for path in pictures:
+        plot_metric(lines, path.stem, path)
+    if model is not None and find_modulations(model):
+        pictures.append(folder / "modulation.png")
+        plot_modulations(model, pictures[-1])
+    return pictures
+
+
+def plot_metric(lines: list[dict[str, Any]], name: str, path: Path) -> None:
+    """Draw a metric over the epochs, in training and in evaluation."""
+    figure = Figure(figsize=(6, 3.8), layout="constrained")
+    axes = figure.subplots()
+    for event, label, style in (("train", "training", "-"), ("eval", "evaluation", "o-")):
+        points = [
+            (line["epoch"], line[name]) for line in lines if line["event"] == event and line.get(name) is not None
+        ]
+        if points:
+            axes.plot(*zip(*points, strict=True), style, label=label, markersize=4, linewidth=1.4)
+    axes.set(xlabel="epoch", ylabel=name.replace("_", " "))
+    axes.grid(alpha=0.3)
+    if axes.lines:
+        axes.legend(frameon=False)
+    figure.savefig(path, dpi=150)
+
+
+def find_modulations(model: nn.Module) -> dict[str, Modulation]:
+    """The modulations of a model by the names of their masks; one that serves several layers once."""
+    found = {name: module for name, module in model.named_modules() if isinstance(module, Modulation)}
+    return {name.removesuffix(".modulation") or "mask": module for name, module in found.items()}
+
+
+def plot_modulations(model: nn.Module, path: Path) -> None:
+    """Draw f over the length of the walk: a panel for every mask, a line for every head."""
+    modulations = find_modulations(model)
+    if not modulations:
+        raise ValueError("`model` has no mask with a learnt modulation, so there is nothing to draw.")
+    columns = min(len(modulations), _PANELS_PER_ROW)
+    rows = -(-len(modulations) // columns)
+    figure = Figure(figsize=(1.2 + 2.8 * columns, 0.6 + 2.6 * rows), layout="constrained")
+    grid = figure.subplots(rows, columns, squeeze=False, sharey=True)
+    for axes in grid.flat[len(modulations) :]:
+        axes.set_axis_off()
+    for axes, (name, modulation) in zip(grid.flat, modulations.items(), strict=False):
+        for head, values in enumerate(modulation().detach().float().cpu()):
+            axes.plot(values, "o-", label=f"head {head}", markersize=3, linewidth=1.2)
+        axes.axhline(0, color="0.6", linewidth=0.8, zorder=0)
+        axes.set_title(name, fontsize=9)
+        axes.set_xlabel("length of walk k")
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.grid(alpha=0.3)
+    for axes in grid[:, 0]:
+        axes.set_ylabel("$f_k$")
+    if max(modulation.num_heads for modulation in modulations.values()) > 1:
+        grid[0, 0].legend(frameon=False, fontsize=7)
+    figure.savefig(path, dpi=150)

@@ -1,0 +1,153 @@
+"""One process, or one of several that ``torchrun`` started."""
+
+from __future__ import annotations
+
+import atexit
+import hashlib
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from topomask.train.config import Precision
+
+_Answer = TypeVar("_Answer")
+_Data = TypeVar("_Data")
+
+
+@dataclass(frozen=True)
+class Processes:
+    """The processes of a run, seen from one of them.
+
+    Args:
+        device: Where this process runs.
+        rank: Its number. Number 0 writes.
+        world_size: How many there are.
+    """
+
+    device: torch.device
+    rank: int = 0
+    world_size: int = 1
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is the process that writes."""
+        return self.rank == 0
+
+    def shard(self, data: _Data) -> _Data:
+        """The part of the data that this process takes."""
+        if self.world_size == 1 or data is None:
+            return data
+        shard = getattr(data, "shard", None)
+        if shard is None:
+            raise ValueError(
+                f"With {self.world_size} processes, data must have a method shard(rank, world_size), but "
+                f"{type(data).__name__} has none."
+            )
+        return shard(self.rank, self.world_size)
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        """The model with gradients averaged over processes."""
+        if self.world_size == 1:
+            return model
+        return DistributedDataParallel(model, device_ids=[self.device] if self.device.type == "cuda" else None)
+
+    def check_equal(self, model: nn.Module) -> None:
+        """A RuntimeError unless all processes have built the same model, walks included."""
+        if self.world_size == 1:
+            return
+        digest = hashlib.blake2b(digest_size=8)
+        for name, value in model.state_dict().items():
+            digest.update(name.encode())
+            if isinstance(value, Tensor):
+                digest.update(value.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
+        digests = self.gather(digest.hexdigest())
+        if len(set(digests)) > 1:
+            raise RuntimeError(
+                f"The {self.world_size} processes have built different models. `build` must draw from torch's "
+                "generator alone, which is seeded before it is called, or be given seeds."
+            )
+
+    def agree(self, length: int) -> int:
+        """The number of batches of an epoch, which must be the same in all processes: they wait for each other."""
+        lengths = self.gather(length)
+        if len(set(lengths)) > 1:
+            raise ValueError(
+                f"The {self.world_size} processes have {lengths} batches per epoch, since the last one is too small to "
+                "share. Pass drop_last=True, or change the batch size."
+            )
+        return length
+
+    def add_up(self, sums: dict[str, float], count: int) -> tuple[dict[str, float], int]:
+        """Sums and a count over all processes."""
+        if self.world_size == 1:
+            return sums, count
+        # A process may have had no batch, and then knows no names.
+        names = sorted({name for part in self.gather(list(sums)) for name in part})
+        values = torch.tensor([count, *(sums.get(name, 0.0) for name in names)], dtype=torch.float64)
+        total, *rest = self.reduce(values).tolist()
+        return dict(zip(names, rest, strict=True)), round(total)
+
+    def reduce(self, values: Tensor) -> Tensor:
+        """The sum of a tensor over all processes."""
+        if self.world_size > 1:
+            values = values.to(self.device)
+            dist.all_reduce(values)
+        return values
+
+    def gather(self, value: _Answer) -> list[_Answer]:
+        """What every process has, by rank."""
+        if self.world_size == 1:
+            return [value]
+        values: list[Any] = [None] * self.world_size
+        dist.all_gather_object(values, value)
+        return values
+
+    def first(self, answer: Callable[[], _Answer]) -> _Answer:
+        """What the first process answers, asked there only."""
+        values: list[Any] = [answer() if self.is_first else None]
+        if self.world_size > 1:
+            dist.broadcast_object_list(values, src=0)
+        return values[0]
+
+
+def join_processes(device: str = "auto") -> Processes:
+    """Join the processes that ``torchrun`` started, as the environment tells, or be alone.
+
+    Args:
+        device: ``"auto"``, ``"cpu"`` or ``"cuda"``, on which every process takes its own.
+    """
+    rank, world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    where = _device(device)
+    if where.type == "cuda":
+        torch.cuda.set_device(where)
+    if world_size == 1:
+        return Processes(where)
+    if not dist.is_initialized():
+        dist.init_process_group("nccl" if where.type == "cuda" else "gloo")
+        # Processes meet once: one that left and joined again would find the addresses of before.
+        atexit.register(dist.destroy_process_group)
+    return Processes(where, rank, world_size)
+
+
+def check_precision(precision: Precision, device: torch.device) -> None:
+    """A ValueError where the device has no such precision."""
+    if (
+        precision == "bfloat16"
+        and device.type == "cuda"
+        and not torch.cuda.is_bf16_supported(including_emulation=False)
+    ):
+        raise ValueError("`precision` is 'bfloat16', but this CUDA device does not have it. Pass 'float32'.")
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ValueError("`device` is 'cuda', but torch finds none. Pass 'cpu' or 'auto'.")
+    return torch.device(f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if name == "cuda" else name)

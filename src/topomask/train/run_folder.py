@@ -1,0 +1,137 @@
+"""The folder of a run: its config, metrics and checkpoints."""
+
+from __future__ import annotations
+
+import json
+import platform
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+import topomask
+from topomask.train.checkpoint import Checkpoint, CheckpointError, read_checkpoint, save_checkpoint, write_atomically
+from topomask.train.config import FREE_FIELDS
+
+
+class RunFolder:
+    """``config.json``, ``metrics.jsonl``, and in ``checkpoints`` the last ones and ``best.safetensors``.
+
+    Args:
+        path: The folder.
+        record: The config of the run, as JSON.
+        keep: How many of the last checkpoints to keep.
+    """
+
+    def __init__(self, path: Path, record: dict[str, Any], keep: int = 2) -> None:
+        self.path, self.record, self.keep = path, record, keep
+
+    @property
+    def metrics(self) -> Path:
+        """The file of metrics."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def best(self) -> Path:
+        """The checkpoint of the best evaluation."""
+        return self.path / "checkpoints" / "best.safetensors"
+
+    def checkpoints(self) -> list[Path]:
+        """The last checkpoints, oldest first."""
+        return sorted((self.path / "checkpoints").glob("step-*.safetensors"))
+
+    def open(self, resume: bool, fallback: bool) -> Path | None:
+        """Make the folder ready.
+
+        Args:
+            resume: Whether to go on where a run stopped; otherwise the folder must hold none.
+            fallback: Whether to take an older checkpoint where the last is damaged.
+
+        Returns:
+            The checkpoint to go on from, or None to start.
+        """
+        if not resume and (self.metrics.exists() or self.checkpoints()):
+            raise FileExistsError(
+                f"{self.path} holds a run already. Pass resume=True to go on with it, or choose another folder."
+            )
+        (self.path / "checkpoints").mkdir(parents=True, exist_ok=True)
+        for leftover in (self.path / "checkpoints").glob(".*.tmp"):
+            leftover.unlink()
+        checkpoint = self._last_good(fallback)
+        if checkpoint is not None:
+            self._check_config(checkpoint)
+        text = json.dumps(self.record, indent=2) + "\n"
+        write_atomically(self.path / "config.json", lambda path: path.write_text(text))
+        return None if checkpoint is None else checkpoint.path
+
+    def last(self, step: int) -> Path:
+        """The checkpoint of a step."""
+        return self.path / "checkpoints" / f"step-{step:09d}.safetensors"
+
+    def write(self, path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, info: dict[str, Any]) -> None:
+        """Write a checkpoint of this run."""
+        save_checkpoint(path, model, optimizer, {"config": self.record, "versions": versions(), **info})
+
+    def prune(self) -> None:
+        """Remove all but the last checkpoints and the best."""
+        for old in self.checkpoints()[: -self.keep]:
+            old.unlink()
+
+    def _last_good(self, fallback: bool) -> Checkpoint | None:
+        found = self.checkpoints()
+        while found:
+            last = found.pop()
+            try:
+                return read_checkpoint(last)
+            except CheckpointError as error:
+                before = f"{found[-1].name} is the one before it" if found else "there is none before it"
+                if not fallback:
+                    raise CheckpointError(f"{error} Pass fallback=True to go on from an older one; {before}.") from None
+                warnings.warn(f"{error} It is set aside; {before}.", stacklevel=2)
+                last.rename(last.with_suffix(".damaged"))
+        return None
+
+    def _check_config(self, checkpoint: Checkpoint) -> None:
+        """A CheckpointError where the config has changed in a way that changes the numbers."""
+        before, now = _flat(checkpoint.info["config"]), _flat(self.record)
+        free = {f"train.{name}" for name in FREE_FIELDS}
+        changed = [name for name in {**before, **now} if name not in free and before.get(name) != now.get(name)]
+        if changed:
+            listed = ", ".join(f"{name}={before.get(name)} is now {now.get(name)}" for name in changed)
+            raise CheckpointError(
+                f"{self.path} holds a run with another config: {listed}. Resume with the config it was started with, "
+                "or start in another folder, from its weights if you like (load_weights)."
+            )
+
+
+def find_checkpoint(folder: Path | str) -> Path:
+    """The checkpoint of a run to use: that of its best evaluation, or where it had none, the last.
+
+    Args:
+        folder: Folder of the run.
+    """
+    run = RunFolder(Path(folder), {})
+    found = [path for path in (*run.checkpoints(), run.best) if path.is_file()]
+    if not found:
+        raise FileNotFoundError(f"There is no checkpoint of a run in {run.path}. Is it the folder that was trained in?")
+    return found[-1]
+
+
+def versions() -> dict[str, str]:
+    """Versions of all that decides the numbers."""
+    return {
+        "topomask": topomask.__version__,
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "python": platform.python_version(),
+        "threads": str(torch.get_num_threads()),
+    }
+
+
+def _flat(record: Any, prefix: str = "") -> dict[str, Any]:
+    if not isinstance(record, dict):
+        return {prefix[:-1]: record}
+    return {name: value for key, part in record.items() for name, value in _flat(part, f"{prefix}{key}.").items()}

@@ -1,0 +1,238 @@
+"""A run on its way: where it is, what it writes."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from topomask.train.checkpoint import read_checkpoint, restore_checkpoint
+from topomask.train.config import TrainConfig
+from topomask.train.epochs import Epochs
+from topomask.train.evaluation import evaluate
+from topomask.train.faults import NonFiniteError, faulty_weights
+from topomask.train.journal import Journal
+from topomask.train.progress import Progress
+from topomask.train.random_state import random_state, restore_random_state
+from topomask.train.run_folder import RunFolder, versions
+from topomask.train.step import Stepper
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a run gave.
+
+    Args:
+        model: The model after the last step.
+        step: Steps taken.
+        seconds: Time taken, over all resumptions.
+        metrics: Metrics of the last evaluation.
+        best: Metrics of the best evaluation, and its ``step``.
+        folder: Folder of the run; :func:`find_checkpoint` finds its best weights.
+    """
+
+    model: nn.Module
+    step: int
+    seconds: float
+    metrics: dict[str, float]
+    best: dict[str, float]
+    folder: Path
+
+
+@dataclass
+class State:
+    """Where a run is, apart from weights and random states; a checkpoint holds it as JSON.
+
+    Args:
+        step: Steps taken.
+        seconds: Time taken.
+        sums: Sums of training metrics over the examples since the last line of metrics.
+        examples: Their number.
+        busy: Seconds spent on them.
+        metrics: Metrics of the last evaluation.
+        best: Metrics of the best evaluation, and its step.
+    """
+
+    step: int = 0
+    seconds: float = 0.0
+    sums: dict[str, float] = field(default_factory=dict)
+    examples: int = 0
+    busy: float = 0.0
+    metrics: dict[str, float] = field(default_factory=dict)
+    best: dict[str, float] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON, which has no NaN: numbers that are not finite become text."""
+        return {name: _texts(value) if isinstance(value, dict) else value for name, value in vars(self).items()}
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> State:
+        """The state that :meth:`to_json` gave."""
+        found: dict[str, Any] = {name: _numbers(x) if isinstance(x, dict) else x for name, x in data.items()}
+        return cls(**found)
+
+
+class Run:
+    """A run on its way, in one of its processes; the first one writes.
+
+    Args:
+        folder: Where it is kept.
+        stepper: What takes its steps.
+        config: Its config.
+        total: Steps in all.
+        length: Steps per epoch.
+        resume: Go on where the folder left off.
+        fallback: Take an older checkpoint where the last is damaged.
+    """
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        stepper: Stepper,
+        config: TrainConfig,
+        total: int,
+        length: int,
+        *,
+        resume: bool = False,
+        fallback: bool = False,
+    ) -> None:
+        self.folder, self.stepper, self.config, self.total, self.length = folder, stepper, config, total, length
+        self.processes = stepper.processes
+        self.state, note = State(), ""
+        self.saved: Path | None = None
+        start = self.processes.first(lambda: folder.open(resume, fallback))
+        if start is not None:
+            note = self._restore(start)
+        first = self.processes.is_first
+        board = folder.path / "tensorboard" if config.tensorboard else None
+        self.journal = Journal(folder.metrics if first else None, self.step, board)
+        self.progress = Progress(total, self.step, config.progress and first)
+        self.mark = time.perf_counter()
+        if note:
+            self.progress.note(note)
+
+    @property
+    def step(self) -> int:
+        """Steps taken."""
+        return self.state.step
+
+    @property
+    def epoch(self) -> float:
+        """Epochs done, with their fraction."""
+        return round(self.step / self.length, 4)
+
+    def _restore(self, path: Path) -> str:
+        """Go back to a checkpoint; returns what the user should know."""
+        checkpoint = read_checkpoint(path)
+        restore_checkpoint(checkpoint, self.stepper.model, self.stepper.optimizer)
+        self.state, self.saved = State.from_json(checkpoint.info["state"]), path
+        states = checkpoint.info["random"]
+        if self.processes.rank < len(states):
+            restore_random_state(states[self.processes.rank])
+        before = checkpoint.info["versions"] | {"processes": str(len(states))}
+        now = versions() | {"processes": str(self.processes.world_size)}
+        changed = [f"{name} {before[name]} is now {now[name]}" for name in now if before.get(name) != now[name]]
+        notes = [f"Going on from step {self.step}."]
+        notes += [f"Numbers may differ from those of an unbroken run: {', '.join(changed)}."] * bool(changed)
+        return " ".join(notes)
+
+    def is_due(self, every: int | None) -> bool:
+        """Whether something that is done every so many steps, or every epoch, is to be done now."""
+        return self.step % (every or self.length) == 0 or self.step == self.total
+
+    def count(self, means: dict[str, float], size: int, lr: float) -> None:
+        """Note a step; write a line where one is due."""
+        state = self.state
+        state.step += 1
+        state.examples += size
+        state.busy += self._elapse()
+        for name, mean in means.items():
+            state.sums[name] = state.sums.get(name, 0.0) + mean * size
+        self.progress.advance(state.step)
+        if self.is_due(self.config.log_every):
+            values = {name: total / state.examples for name, total in state.sums.items()} | {"lr": lr}
+            speed = state.examples / state.busy
+            self._report("train", values, {"seconds": state.seconds, "examples_per_second": speed})
+            state.sums, state.examples, state.busy = {}, 0, 0.0
+
+    def evaluate(self, data: Epochs | Iterable[Any]) -> None:
+        """Evaluate; keep a checkpoint of the best."""
+        stepper, state = self.stepper, self.state
+        precision = self.config.precision
+        state.metrics = evaluate(stepper.model, data, stepper.task, precision=precision, processes=self.processes)
+        took = self._elapse()
+        self._report("eval", state.metrics, {"seconds": state.seconds, "took": took})
+        name = stepper.task.monitor
+        if name not in state.metrics:
+            raise ValueError(f"`monitor` is {name!r}, but the task gives {', '.join(state.metrics)}.")
+        now, best = state.metrics[name], state.best.get(name)
+        better = math.isfinite(now) and (best is None or (now > best if stepper.task.higher_is_better else now < best))
+        if better:
+            state.best = state.metrics | {"step": self.step}
+            self._write(self.folder.best)
+
+    def save(self) -> None:
+        """Write a checkpoint to go on from."""
+        path = self.folder.last(self.step)
+        self._write(path)
+        self.saved = path
+        if self.processes.is_first:
+            self.folder.prune()
+        self._elapse()
+
+    def _write(self, path: Path) -> None:
+        fault = faulty_weights(self.stepper.model)
+        if fault is not None:
+            raise self.stopped(fault)
+        states = self.processes.gather(random_state())
+        if self.processes.is_first:
+            self.journal.sync()
+            info = {"step": self.step, "epoch": self.epoch, "total": self.total, "state": self.state.to_json()}
+            self.folder.write(path, self.stepper.model, self.stepper.optimizer, info | {"random": states})
+
+    def stopped(self, fault: object, lr: float | None = None) -> NonFiniteError:
+        """An error that says where the run stopped, why, and what is left of it."""
+        epoch, batch = divmod(self.step, self.length)
+        rate = "" if lr is None else f", learning rate {lr:g}"
+        kept = "There is no checkpoint yet" if self.saved is None else f"The last checkpoint, {self.saved}, is whole"
+        return NonFiniteError(
+            f"Training stopped at step {self.step} (epoch {epoch}, batch {batch}{rate}): {fault}. {kept}. "
+            "Lower optim.lr, lengthen optim.warmup, set optim.clip, or look at that batch."
+        )
+
+    def result(self) -> Result:
+        """What the run gave."""
+        state = self.state
+        return Result(self.stepper.model, state.step, state.seconds, state.metrics, state.best, self.folder.path)
+
+    def _report(self, event: str, values: dict[str, float], times: dict[str, float]) -> None:
+        self.journal.write(event, self.step, self.epoch, values, times)
+        self.progress.line(event, self.step, values)
+
+    def _elapse(self) -> float:
+        """Seconds since this was last asked."""
+        now = time.perf_counter()
+        took, self.mark = now - self.mark, now
+        self.state.seconds += took
+        return took
+
+    def __enter__(self) -> Run:
+        self.progress.__enter__()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.progress.__exit__()
+        self.journal.close()
+
+
+def _texts(values: dict[str, float]) -> dict[str, float | str]:
+    return {name: value if math.isfinite(value) else str(value) for name, value in values.items()}
+
+
+def _numbers(values: dict[str, float | str]) -> dict[str, float]:
+    return {name: float(value) if isinstance(value, str) else value for name, value in values.items()}

@@ -1,0 +1,70 @@
+import hashlib
+import http.server
+import threading
+
+import pytest
+
+from topomask.data.download import DownloadError, RemoteFile, fetch
+
+CONTENT = b"some bytes" * 1000
+
+
+@pytest.fixture
+def server(tmp_path):
+    """The address of a server that serves a folder."""
+    folder = tmp_path / "served"
+    folder.mkdir()
+    (folder / "file.bin").write_bytes(CONTENT)
+
+    class Handler(http.server.SimpleHTTPRequestHandler):
+        def __init__(self, *arguments):
+            super().__init__(*arguments, directory=str(folder))
+
+        def log_message(self, *arguments):
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as running:
+        thread = threading.Thread(target=running.serve_forever, args=(0.01,))
+        thread.start()
+        yield f"http://127.0.0.1:{running.server_port}"
+        running.shutdown()
+        thread.join()
+
+
+def remote(*urls, content=CONTENT, size=None):
+    return RemoteFile("file.bin", urls, hashlib.sha256(content).hexdigest(), len(content) if size is None else size)
+
+
+def test_a_file_arrives_and_nothing_else_is_left(server, tmp_path):
+    target = fetch(remote(f"{server}/file.bin"), tmp_path / "new" / "folder")
+    assert target.read_bytes() == CONTENT
+    assert list(target.parent.iterdir()) == [target]
+
+
+def test_a_file_that_is_there_is_not_downloaded(tmp_path):
+    (tmp_path / "file.bin").write_bytes(b"mine")
+    assert fetch(remote("http://127.0.0.1:9/file.bin"), tmp_path).read_bytes() == b"mine"
+
+
+def test_the_next_address_is_tried(server, tmp_path):
+    assert fetch(remote(f"{server}/gone", f"{server}/file.bin"), tmp_path).read_bytes() == CONTENT
+
+
+@pytest.mark.parametrize(
+    ("file_of", "message"),
+    [
+        (lambda server: remote(f"{server}/file.bin", content=CONTENT[:-1] + b"!"), "SHA-256 is .* instead of"),
+        (lambda server: remote(f"{server}/file.bin", size=len(CONTENT) - 1), "more than the expected 9999 bytes"),
+        (lambda server: remote(f"{server}/file.bin", size=len(CONTENT) + 1), "10000 bytes came instead of 10001"),
+        (lambda server: remote(f"{server}/gone"), "404"),
+        (lambda server: remote("http://127.0.0.1:9/file.bin"), "refused"),
+        (lambda server: remote("file:///etc/hostname"), "only http and https"),
+    ],
+)
+def test_what_is_wrong_leaves_nothing_behind(server, tmp_path, file_of, message):
+    file = file_of(server)
+    with pytest.raises(DownloadError, match=message) as caught:
+        fetch(file, tmp_path / "folder")
+    for part in ("offline", str(tmp_path / "folder" / "file.bin"), file.sha256, file.urls[0]):
+        assert part in str(caught.value)
+    assert not list((tmp_path / "folder").iterdir())

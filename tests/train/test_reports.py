@@ -1,0 +1,85 @@
+import io
+import sys
+from dataclasses import replace
+
+import pytest
+from torch import nn
+
+import training
+from topomask.train import plot_modulations, plot_run, read_metrics
+from topomask.train.journal import Journal
+from topomask.train.progress import Progress, _clock
+
+SHORT = replace(training.CONFIG, steps=6, progress=True)
+
+
+class Terminal(io.StringIO):
+    encoding = "utf-8"
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_plain_lines_where_there_is_no_terminal(tmp_path, capsys):
+    training.run(tmp_path, SHORT)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[:3] for line in lines] == [
+        ["step", "3/6", "train"],
+        ["step", "5/6", "eval"],
+        ["step", "6/6", "eval"],
+    ]
+    assert all("loss" in line and line.endswith("left)") for line in lines)
+
+
+def test_a_bar_with_the_time_left_on_a_terminal(tmp_path, monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "140")
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stdout", terminal)
+    training.run(tmp_path, SHORT)
+    shown = terminal.getvalue()
+    assert "6/6" in shown
+    assert "left" in shown
+    assert "eval  loss" in shown
+
+
+def test_plain_lines_without_rich(monkeypatch):
+    monkeypatch.setitem(sys.modules, "rich", None)
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stdout", terminal)
+    with Progress(10) as progress:
+        progress.advance(5)
+        progress.line("train", 5, {"loss": 0.5})
+    assert "step 5/10  train loss 0.5  (0:00:00 left)" in terminal.getvalue()
+    assert _clock(3725.4) == "1:02:05"
+
+
+def test_numbers_that_json_does_not_have_become_null(tmp_path):
+    journal = Journal(tmp_path / "metrics.jsonl")
+    journal.write("eval", 1, 0.5, {"loss": float("nan"), "accuracy": 0.5}, {"seconds": float("inf")})
+    journal.close()
+    (line,) = read_metrics(tmp_path / "metrics.jsonl")
+    assert (line["loss"], line["accuracy"], line["time"]) == (None, 0.5, {"seconds": None})
+
+
+def test_plots_are_pictures(tmp_path):
+    result = training.run(tmp_path, replace(training.CONFIG, epochs=2))
+    pictures = plot_run(tmp_path, result.model)
+    assert [path.name for path in pictures] == ["loss.png", "accuracy.png", "modulation.png"]
+    assert all(path.read_bytes().startswith(b"\x89PNG") and path.stat().st_size > 5000 for path in pictures)
+    with pytest.raises(ValueError, match="no mask with a learnt modulation"):
+        plot_modulations(nn.Linear(1, 1), tmp_path / "none.png")
+    assert plot_run(tmp_path, nn.Linear(1, 1)) == pictures[:2]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_tensorboard_has_the_same_numbers(tmp_path):
+    training.run(tmp_path, replace(SHORT, tensorboard=True, progress=False))
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    found = [(event.step, pytest.approx(event.value, rel=1e-6)) for event in events.Scalars("eval/loss")]
+    lines = read_metrics(tmp_path / "metrics.jsonl")
+    assert [(line["step"], line["loss"]) for line in lines if line["event"] == "eval"] == found
+    assert "train/examples_per_second" in events.Tags()["scalars"]

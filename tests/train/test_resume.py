@@ -1,0 +1,142 @@
+import json
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+import topomask as tm
+import training
+from topomask.train import CheckpointError, Classification, read_checkpoint, read_metrics
+
+
+class StoppedError(Exception):
+    """A run that was broken off by a test."""
+
+
+class StopsAt(Classification):
+    """Breaks off in the loss of a step."""
+
+    def __init__(self, step: int) -> None:
+        super().__init__()
+        self.left = step
+
+    def loss(self, model, batch):
+        self.left -= model.training
+        if self.left < 0:
+            raise StoppedError
+        return super().loss(model, batch)
+
+
+def assert_same_run(first: Path, second: Path) -> None:
+    """All that two runs have left is equal to the last bit, apart from times."""
+    lines = [[line | {"time": None} for line in read_metrics(folder / "metrics.jsonl")] for folder in (first, second)]
+    assert lines[0] == lines[1]
+    names = sorted(path.name for path in (first / "checkpoints").iterdir())
+    assert names == sorted(path.name for path in (second / "checkpoints").iterdir())
+    assert "best.safetensors" in names
+    for name in names:
+        ours, theirs = (read_checkpoint(folder / "checkpoints" / name) for folder in (first, second))
+        for values, others in ((ours.weights, theirs.weights), (ours.moments, theirs.moments)):
+            assert values.keys() == others.keys()
+            assert values
+            assert all(torch.equal(value, others[key]) for key, value in values.items())
+        for info in (ours.info, theirs.info):
+            info["state"] |= {"seconds": None, "busy": None}
+        assert ours.info == theirs.info
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory) -> Path:
+    """A run that nothing stopped."""
+    folder = tmp_path_factory.mktemp("whole")
+    training.run(folder / "run")
+    return folder / "run"
+
+
+def test_a_run_that_was_killed_again_and_again_gives_the_same_numbers(tmp_path):
+    source = Path(tm.__file__).parents[1]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(source), str(Path(training.__file__).parent)])}
+    command = [sys.executable, "-m", "killed_runs", str(tmp_path), "0"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    at_lines, at_moments = json.loads(done.stdout)
+    assert min(at_lines, at_moments) >= 2
+    assert_same_run(tmp_path / "whole", tmp_path / "at lines")
+    assert_same_run(tmp_path / "whole", tmp_path / "at moments")
+
+
+# Before the first checkpoint, just after one, inside an epoch, at its end, and in the last step.
+@pytest.mark.parametrize("step", [0, 3, 4, 5, 7, 18, 27])
+def test_a_run_that_broke_off_gives_the_same_numbers(step, whole, tmp_path):
+    with pytest.raises(StoppedError):
+        training.run(tmp_path, task=StopsAt(step))
+    torch.manual_seed(99)
+    training.run(tmp_path, resume=True)
+    assert_same_run(whole, tmp_path)
+
+
+def test_resuming_a_run_that_is_done_does_nothing(whole):
+    before = {path: path.read_bytes() for path in whole.rglob("*") if path.is_file()}
+    result = training.run(whole, resume=True, task=StopsAt(0))
+    assert {path: path.read_bytes() for path in before} == before
+    assert result.step == 28
+    assert result.metrics["accuracy"] == read_metrics(whole / "metrics.jsonl")[-1]["accuracy"]
+    assert result.seconds > 0
+    assert result.best["accuracy"] >= result.metrics["accuracy"]
+
+
+def test_a_folder_with_a_run_is_not_overwritten(whole, tmp_path):
+    with pytest.raises(FileExistsError, match=r"holds a run already. Pass resume=True"):
+        training.run(whole)
+    # A run whose metrics were removed is one too.
+    run = shutil.copytree(whole, tmp_path / "run")
+    (run / "metrics.jsonl").unlink()
+    with pytest.raises(FileExistsError, match="holds a run already"):
+        training.run(run)
+
+
+def test_another_config_is_refused_by_its_fields(whole, tmp_path):
+    run = shutil.copytree(whole, tmp_path / "run")
+    with pytest.raises(
+        CheckpointError, match=r"another config: train.optim.lr=0.02 is now 0.01, train.seed=0 is now 1\."
+    ):
+        training.run(run, replace(training.CONFIG, seed=1, optim=replace(training.OPTIM, lr=0.01)), resume=True)
+    # What does not change the numbers may change.
+    training.run(run, replace(training.CONFIG, keep=9, checkpoint_every=3), resume=True)
+
+
+def test_lines_that_are_not_whole_are_cut(whole, tmp_path):
+    with pytest.raises(StoppedError):
+        training.run(tmp_path, task=StopsAt(18))
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"event": "train", "st')
+    training.run(tmp_path, resume=True)
+    assert_same_run(whole, tmp_path)
+
+
+def test_a_damaged_checkpoint_is_an_error_unless_told_otherwise(whole, tmp_path):
+    with pytest.raises(StoppedError):
+        training.run(tmp_path, task=StopsAt(18))
+    last = tmp_path / "checkpoints" / "step-000000016.safetensors"
+    last.write_bytes(last.read_bytes()[:-1])
+    with pytest.raises(CheckpointError) as found:
+        training.run(tmp_path, resume=True)
+    assert "step-000000016.safetensors is damaged or cut short" in str(found.value)
+    assert "Pass fallback=True to go on from an older one; step-000000012.safetensors is the one" in str(found.value)
+    with pytest.warns(UserWarning, match=r"It is set aside; step-000000012"):
+        training.run(tmp_path, resume=True, fallback=True)
+    (tmp_path / "checkpoints" / "step-000000016.damaged").unlink()
+    assert_same_run(whole, tmp_path)
+
+
+def test_what_changes_the_rounding_is_said(whole, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("topomask.train.running.versions", lambda: {"torch": "0.1"})
+    training.run(shutil.copytree(whole, tmp_path / "run"), replace(training.CONFIG, progress=True), resume=True)
+    said = capsys.readouterr().out
+    assert "Going on from step 28. Numbers may differ from those of an unbroken run: torch " in said
+    assert "is now 0.1" in said
