@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     )
     from topomask.planning import Plan, plan_attention
     from topomask.series import convolve, deconvolve
+    from topomask.unmasked_attention import linear_attention
     from topomask.walks import WalkFeatures, random_walks, sample_features
 
 __version__ = "0.1.0"
@@ -70,6 +71,7 @@ __all__ = [
     "grid_graph",
     "hypercube_graph",
     "knn_graph",
+    "linear_attention",
     "masked_attention",
     "masked_softmax_attention",
     "nn",
@@ -110,6 +112,7 @@ _HOMES = {
     ),
     "planning": ("Plan", "plan_attention"),
     "series": ("convolve", "deconvolve"),
+    "unmasked_attention": ("linear_attention",),
     "walks": ("WalkFeatures", "random_walks", "sample_features"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
