@@ -7,7 +7,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from topomask import feature_maps, nn, series, theory
+    from topomask import feature_maps, models, nn, series, theory
     from topomask.attention import masked_attention, masked_softmax_attention
     from topomask.builders import cycle_graph, grid_graph, hypercube_graph, knn_graph, path_graph
     from topomask.decay import ExponentialDecay
@@ -74,6 +74,7 @@ __all__ = [
     "linear_attention",
     "masked_attention",
     "masked_softmax_attention",
+    "models",
     "nn",
     "path_graph",
     "plan_attention",
@@ -116,7 +117,7 @@ _HOMES = {
     "walks": ("WalkFeatures", "random_walks", "sample_features"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
-_MODULES = ("feature_maps", "graph", "masks", "nn", "planning", "series", "theory", "walks")
+_MODULES = ("feature_maps", "graph", "masks", "models", "nn", "planning", "series", "theory", "walks")
 
 
 def __getattr__(name: str) -> Any:
