@@ -192,8 +192,8 @@ def _paper_walks(grid: TokenGrid, num_heads: int, **options: Any) -> Mask:
 
 
 def _visits(grid: TokenGrid, num_heads: int, **options: Any) -> Mask:
-    options = {"halt_prob": 0.1, "coupling": "iid"} | options
-    return masks.VisitMask(grid.graph, num_heads=num_heads, **options)
+    walks: dict[str, Any] = {"halt_prob": 0.1, "coupling": "iid"} | options
+    return masks.VisitMask(grid.graph, num_heads=num_heads, **walks)
 
 
 def _learned(grid: TokenGrid, num_heads: int) -> Mask:
