@@ -63,7 +63,7 @@ def knn_graph(points: Any, k: int, directed: bool = False) -> Graph:
             among the nearest of the other.
     """
     array = points.detach().cpu().double().numpy() if isinstance(points, Tensor) else np.asarray(points)
-    target = nearest_others(array, k)
+    target = np.sort(nearest_others(array, k), axis=1)
     source = np.repeat(np.arange(len(array)), k)
     return Graph.from_edges(np.stack([source, target.ravel()]), len(array), directed=directed)
 

@@ -5,7 +5,7 @@ import torch
 
 import topomask as tm
 from topomask.models import Interlacer, InterlacerConfig
-from topomask.models.neighbors import AnchorNeighbors, WalkNeighbors
+from topomask.models.neighbors import AnchorNeighbors, NeighborLayer, WalkNeighbors
 
 KINDS = ("grf", "messages", "none")
 
@@ -119,6 +119,26 @@ def test_layers_learn_their_own_modulation_of_shared_walks():
     first, second = (layer.attention.mask for layer in model.neighbors)
     assert first.modulation.weight is not second.modulation.weight
     assert first.seed == second.seed
+
+
+def test_a_function_makes_neighbour_layers_of_its_own():
+    class Still(NeighborLayer):
+        def __init__(self, dim: int) -> None:
+            super().__init__()
+            self.scale = torch.nn.Parameter(torch.full((dim,), 0.5))
+
+        def find(self, positions, padding):  # noqa: ARG002
+            return positions.mean(dim=1, keepdim=True)
+
+        def forward(self, x, positions, around):  # noqa: ARG002
+            return self.scale * x + around.sum()
+
+    model = small(Still)
+    assert [type(layer) for layer in model.neighbors] == [Still, Still]
+    moved, _ = model(*clouds())
+    assert moved.shape == (2, 40, 3)
+    with pytest.raises(ValueError, match="`num_hops` says nothing"):
+        small(Still, num_hops=3)
 
 
 @pytest.mark.parametrize("neighbors", KINDS)

@@ -80,6 +80,29 @@ def test_the_mask_matters():
         assert torch.allclose(plain, permuted) == invariant
 
 
+@pytest.mark.parametrize("attention", VARIANTS)
+def test_a_batch_equals_one_by_one(attention):
+    model = small(attention, pooling="cls").double()
+    x = images().double()
+    torch.testing.assert_close(model(x), torch.cat([model(x[[k]]) for k in range(3)]))
+
+
+@pytest.mark.parametrize("attention", ["grf", "grf-paper", "visits"])
+def test_walks_are_drawn_once(attention, monkeypatch):
+    model = small(attention)
+
+    def refuse(*_, **__):
+        raise AssertionError("Walks are drawn again.")
+
+    monkeypatch.setattr("topomask.masks.bound_walks.sample_features", refuse)
+    before = [block.attention.mask.to_dense().detach() for block in model.encoder.blocks]
+    model(images()).square().sum().backward()
+    model.eval()(images())
+    for block, mask in zip(model.encoder.blocks, before, strict=True):
+        assert torch.equal(block.attention.mask.to_dense(), mask)
+        assert {name for name, _ in block.attention.mask.named_parameters()} == {"modulation.weight"}
+
+
 def test_a_seed_fixes_the_walks():
     options = AttentionOptions(seed=3)
     models = [small("grf", attention_options=options) for _ in range(2)]
@@ -128,6 +151,17 @@ def test_config_and_model_have_the_same_fields_and_defaults():
 def test_presets_build(name):
     config = VisionTransformerConfig.preset(name, image_size=32, patch_size=16, depth=1)
     assert config.build()(torch.randn(1, config.in_channels, 32, 32)).shape == (1, config.num_classes)
+
+
+def test_presets_with_another_attention_leave_out_what_it_does_not_obey():
+    preset = VisionTransformerConfig.preset
+    assert preset("paper-imagenet", attention="linear").attention_options == AttentionOptions()
+    assert preset("paper-imagenet", attention="exact").attention_options == AttentionOptions(max_length=100)
+    walks = AttentionOptions(num_walks=100, max_length=100, halt_prob=0.1)
+    assert preset("paper-imagenet", attention="visits").attention_options == walks
+    assert preset("paper-imagenet", attention="grf", attention_options=AttentionOptions(seed=1)) == preset(
+        "base", image_size=256, attention_options=AttentionOptions(seed=1)
+    )
 
 
 def test_paper_presets_are_table_2():

@@ -91,6 +91,12 @@ class AttentionOptions:
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         return {name: value for name, value in fields.items() if value is not None}
 
+    def obeyed_by(self, attention: str) -> AttentionOptions:
+        """Those of the options that a variant obeys: to compare variants with the same options."""
+        check_variant(attention)
+        takes = VARIANTS[attention].takes
+        return AttentionOptions(**{name: value for name, value in self.given().items() if name in takes})
+
     def for_layer(self, layer: int) -> AttentionOptions:
         """The options of a layer: those of the first, with walks of its own."""
         return self if self.seed is None else dataclasses.replace(self, seed=self.seed + layer)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, cast, get_args
 
 import torch
@@ -14,6 +16,9 @@ from topomask.models.neighbors import AnchorNeighbors, NeighborLayer, WalkNeighb
 from topomask.nn import MLP, Attention, TransformerBlock
 
 Neighbors = Literal["grf", "messages", "none"]
+
+# A neighbour layer for tokens of a width.
+NeighborFactory = Callable[[int], NeighborLayer]
 
 # The layer behind every name, and the options that it takes.
 _KINDS: dict[str, tuple[type[NeighborLayer] | None, tuple[str, ...]]] = {
@@ -39,7 +44,7 @@ class Interlacer(nn.Module):
         mlp_ratio: Width of the perceptrons, in terms of ``dim``.
         neighbors: ``"grf"`` for attention masked by walks (:class:`~topomask.models.neighbors.WalkNeighbors`),
             ``"messages"`` for message passing by anchors (:class:`~topomask.models.neighbors.AnchorNeighbors`), or
-            ``"none"``.
+            ``"none"``. Or a function that makes a layer of a width; all layers get what the first one finds.
         num_neighbors: Neighbours of a particle, or of an anchor. Default: 3 for ``"grf"``, 16 for ``"messages"``.
         num_hops: Length of the walks, for ``"grf"``. Default: 3.
         anchor_fraction: Share of the particles that are anchors, for ``"messages"``. Default: 0.25.
@@ -64,7 +69,7 @@ class Interlacer(nn.Module):
         depth: int = 4,
         num_heads: int = 4,
         mlp_ratio: float = 2.0,
-        neighbors: Neighbors = "grf",
+        neighbors: Neighbors | NeighborFactory = "grf",
         num_neighbors: int | None = None,
         num_hops: int | None = None,
         anchor_fraction: float | None = None,
@@ -72,16 +77,8 @@ class Interlacer(nn.Module):
         num_axes: int = 3,
     ) -> None:
         super().__init__()
-        if neighbors not in get_args(Neighbors):
-            raise ValueError(f"`neighbors` must be one of {get_args(Neighbors)}, but is {neighbors!r}.")
         given = {"num_neighbors": num_neighbors, "num_hops": num_hops, "anchor_fraction": anchor_fraction}
-        options = {name: value for name, value in given.items() if value is not None}
-        kind, takes = _KINDS[neighbors]
-        for name in options:
-            if name not in takes:
-                raise ValueError(
-                    f"`{name}` says nothing to neighbors={neighbors!r}, which takes {takes}. Leave it out."
-                )
+        make = _neighbor_factory(neighbors, {name: value for name, value in given.items() if value is not None})
         hidden_dim = round(mlp_ratio * dim)
         self.max_step, self.num_axes, self.feature_dim = max_step, num_axes, feature_dim
         self.embedding = nn.Linear(num_axes + feature_dim, dim)
@@ -89,7 +86,7 @@ class Interlacer(nn.Module):
             TransformerBlock(Attention(dim, num_heads), MLP(dim, hidden_dim), nn.LayerNorm(dim), nn.LayerNorm(dim))
             for _ in range(depth)
         )
-        self.neighbors = nn.ModuleList() if kind is None else nn.ModuleList(kind(dim, **options) for _ in range(depth))
+        self.neighbors = nn.ModuleList() if make is None else nn.ModuleList(make(dim) for _ in range(depth))
         self.neighbor_norms = nn.ModuleList(nn.LayerNorm(dim) for _ in self.neighbors)
         self.norm = nn.LayerNorm(dim)
         self.head = nn.Linear(dim, num_axes + feature_dim)
@@ -163,6 +160,19 @@ class Interlacer(nn.Module):
                 f"`padding` must be boolean with shape {tuple(positions.shape[:-1])}, True where there is no particle, "
                 f"but has shape {tuple(padding.shape)} and dtype {padding.dtype}."
             )
+
+
+def _neighbor_factory(neighbors: str | NeighborFactory, options: dict[str, Any]) -> NeighborFactory | None:
+    """What makes the neighbour layers; None for none."""
+    if not callable(neighbors) and neighbors not in get_args(Neighbors):
+        raise ValueError(
+            f"`neighbors` must be one of {get_args(Neighbors)}, or a function that makes a layer, but is {neighbors!r}."
+        )
+    kind, takes = (neighbors, ()) if callable(neighbors) else _KINDS[neighbors]
+    for name in options:
+        if name not in takes:
+            raise ValueError(f"`{name}` says nothing to neighbors={neighbors!r}, which takes {takes}. Leave it out.")
+    return None if kind is None else partial(kind, **options)
 
 
 @dataclass(frozen=True)

@@ -111,7 +111,7 @@ class VisionTransformerConfig:
             name: ``"tiny"``, ``"small"`` and ``"base"`` are the usual sizes of vision transformers; ``"nano"`` is for
                 images of a few pixels; ``"paper-imagenet"``, ``"paper-inaturalist"`` and ``"paper-places"`` are the
                 columns of Table 2 of the paper: ViT-B/16 on a grid of 16 x 16 patches with the paper's walks.
-            **changes: Fields to set.
+            **changes: Fields to set. With another ``attention``, options that it does not obey are left out.
 
         Example:
             >>> VisionTransformerConfig.preset("tiny", num_classes=10).dim
@@ -119,7 +119,11 @@ class VisionTransformerConfig:
         """
         if name not in PRESETS:
             raise ValueError(f"`name` must be one of {tuple(PRESETS)}, but is {name!r}.")
-        return dataclasses.replace(cls(**PRESETS[name]), **changes)
+        config = cls(**PRESETS[name])
+        if "attention" in changes:
+            options = config.attention_options.obeyed_by(changes["attention"])
+            config = dataclasses.replace(config, attention_options=options)
+        return dataclasses.replace(config, **changes)
 
     def build(self) -> VisionTransformer:
         """The model."""
