@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
+from typing import get_args
 
 import torch
 
 from benchmarks import measure, report
 from topomask.models import Interlacer
+from topomask.models.interlacer import Neighbors
 from topomask.models.neighbors import AnchorNeighbors, NeighborLayer, WalkNeighbors
 
 DIM = 128
@@ -66,7 +68,9 @@ def measure_parts(positions: torch.Tensor, features: torch.Tensor, repeats: int)
 
 def measure_models(positions: torch.Tensor, features: torch.Tensor, repeats: int) -> dict[str, list[float]]:
     """Seconds of a step forward and backward."""
-    runs = {name: training_pass(Interlacer(dim=DIM, neighbors=name), positions, features) for name in KINDS}
+    runs = {
+        name: training_pass(Interlacer(dim=DIM, neighbors=name), positions, features) for name in get_args(Neighbors)
+    }
     times = measure.interleave(runs, repeats)
     print("Forward and backward\n")
     report.table(measure.TIME_HEADER, measure.time_rows(times))
@@ -95,9 +99,6 @@ def measure_layers(positions: torch.Tensor, repeats: int) -> tuple[dict[str, lis
     print("Neighbour layers\n")
     report.table(measure.TIME_HEADER, measure.time_rows(times))
     return times, bars
-
-
-KINDS = ("grf", "messages", "none")
 
 
 def training_pass(model: Interlacer, positions: torch.Tensor, features: torch.Tensor) -> measure.Run:
