@@ -27,6 +27,8 @@ ALL = (
     "grids",
     "forests",
     "mask_costs",
+    "vit",
+    "interlacer",
     "strategies",
     "start",
 )

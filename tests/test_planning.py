@@ -51,6 +51,13 @@ def test_dense_weights_are_counted_over_the_batch():
     assert plan_attention(mask, 16, 16, batch_size=64, num_heads=8).strategy != "dense"
 
 
+def test_linear_attention_takes_large_batches_of_small_graphs_some_inputs_at_a_time():
+    mask = tm.WalkMask(tm.grid_graph(14, 14), num_heads=3, seed=0)
+    work = planning.count_work(mask, 64, 64, 256, "linear")["dense"].terms
+    assert work["dense: large weight"] == 0
+    assert planning.count_work(mask, 64, 64, 256, "softmax")["dense"].terms["dense: large weight"] > 0
+
+
 def test_few_queries_of_a_large_mask_stay_cheap():
     """Neither the whole mask nor its pairs are formed for a handful of queries."""
     mask = tm.WalkMask(tm.grid_graph(128, 128), num_walks=8, max_length=6, symmetric=False, seed=0)

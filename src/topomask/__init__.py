@@ -7,7 +7,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from topomask import data, feature_maps, nn, series, theory, train
+    from topomask import data, feature_maps, models, nn, series, theory, train
     from topomask.attention import masked_attention, masked_softmax_attention
     from topomask.builders import cycle_graph, grid_graph, hypercube_graph, knn_graph, path_graph
     from topomask.decay import ExponentialDecay
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     )
     from topomask.planning import Plan, plan_attention
     from topomask.series import convolve, deconvolve
+    from topomask.unmasked_attention import linear_attention
     from topomask.walks import WalkFeatures, random_walks, sample_features
 
 __version__ = "0.1.0"
@@ -71,8 +72,10 @@ __all__ = [
     "grid_graph",
     "hypercube_graph",
     "knn_graph",
+    "linear_attention",
     "masked_attention",
     "masked_softmax_attention",
+    "models",
     "nn",
     "path_graph",
     "plan_attention",
@@ -112,10 +115,11 @@ _HOMES = {
     ),
     "planning": ("Plan", "plan_attention"),
     "series": ("convolve", "deconvolve"),
+    "unmasked_attention": ("linear_attention",),
     "walks": ("WalkFeatures", "random_walks", "sample_features"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
-_MODULES = ("data", "feature_maps", "graph", "masks", "nn", "planning", "series", "theory", "train", "walks")
+_MODULES = ("data", "feature_maps", "graph", "masks", "models", "nn", "planning", "series", "theory", "train", "walks")
 
 
 def __getattr__(name: str) -> Any:

@@ -10,7 +10,7 @@ from scipy.spatial import cKDTree
 from torch import Tensor
 
 from topomask.graph import Graph
-from topomask.graph_input import check_integer
+from topomask.graph_input import Array, check_integer
 
 
 def path_graph(num_nodes: int) -> Graph:
@@ -63,19 +63,34 @@ def knn_graph(points: Any, k: int, directed: bool = False) -> Graph:
             among the nearest of the other.
     """
     array = points.detach().cpu().double().numpy() if isinstance(points, Tensor) else np.asarray(points)
-    if array.ndim != 2 or array.shape[1] == 0:
-        raise ValueError(f"`points` must have shape [N, dim], but has shape {array.shape}. Pass one row per point.")
-    not_finite = np.flatnonzero(~np.isfinite(array).all(axis=1))
+    target = np.sort(nearest_others(array, k), axis=1)
+    source = np.repeat(np.arange(len(array)), k)
+    return Graph.from_edges(np.stack([source, target.ravel()]), len(array), directed=directed)
+
+
+def nearest_others(points: Array, k: int, of: Array | None = None) -> Array:
+    """The ``k`` nearest others of some of the points.
+
+    Args:
+        points: Coordinates, [N, dim].
+        k: How many.
+        of: Of which points, [R]. Default: of all.
+
+    Returns:
+        Numbers of points, the nearest first, [R, k].
+    """
+    if points.ndim != 2 or points.shape[1] == 0:
+        raise ValueError(f"`points` must have shape [N, dim], but has shape {points.shape}. Pass one row per point.")
+    not_finite = np.flatnonzero(~np.isfinite(points).all(axis=1))
     if not_finite.size:
-        raise ValueError(f"`points` must be finite, but point {not_finite[0]} is {array[not_finite[0]]}. Remove it.")
+        raise ValueError(f"`points` must be finite, but point {not_finite[0]} is {points[not_finite[0]]}. Remove it.")
     check_integer("k", k, 1)
-    num_points = len(array)
+    num_points = len(points)
     if k >= num_points:
         raise ValueError(f"`k` must be less than the number of points, {num_points}, but is {k}. Pass more points.")
-    nearest = cKDTree(array).query(array, k=k + 1, workers=-1)[1]
+    of = np.arange(num_points) if of is None else of
+    nearest = cKDTree(points).query(points[of], k=k + 1, workers=-1)[1]
     # A point is its own nearest, but among duplicates it need not come first, or at all.
-    own = nearest == np.arange(num_points)[:, None]
+    own = nearest == of[:, None]
     own[~own.any(axis=1), -1] = True
-    target = nearest[~own].reshape(num_points, k)
-    source = np.repeat(np.arange(num_points), k)
-    return Graph.from_edges(np.stack([source, target.ravel()]), num_points, directed=directed)
+    return nearest[~own].reshape(len(of), k)

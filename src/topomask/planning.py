@@ -163,8 +163,8 @@ def count_work(mask: Mask, num_features: int, value_dim: int, times: int, kernel
         "dense: multiply-add": times * entries * width,
         "dense: weight": times * entries,
         "dense: power": softmax * times * entries,
-        # What does not fit in the caches is paged in again and again.
-        "dense: large weight": times * entries if times * entries > _LARGE else 0,
+        # What does not fit in the caches is paged in again and again. Linear attention takes some inputs at a time.
+        "dense: large weight": times * entries if entries * (times if softmax else 1) > _LARGE else 0,
         "dense: entry": formed,
         "dense: formed": mask.dense_cost if formed else 0,
     }

@@ -4,6 +4,7 @@ from torch.autograd import gradcheck
 
 import topomask as tm
 from registry import directed_graph, ragged_graph, random_f, signed_graph
+from topomask.masks import power_series
 
 
 @pytest.mark.parametrize("make", [ragged_graph, signed_graph, directed_graph])
@@ -80,3 +81,25 @@ def test_nothing_of_size_n_squared(monkeypatch):
     """A product on 2^17 nodes: N x N would take 137 GB."""
     mask = tm.PowerSeriesMask(tm.path_graph(2**17), tm.series.heat(4).float())
     assert (mask @ torch.ones(1, 2**17, 2)).shape == (1, 2**17, 2)
+
+
+@pytest.mark.parametrize("make", [ragged_graph, signed_graph, directed_graph])
+def test_kept_powers_give_what_products_give(monkeypatch, make):
+    graph = make()
+    mask = tm.PowerSeriesMask(graph, torch.tensor([[1.0, -0.5, 0.3], [0.2, 0.4, -0.1]], dtype=torch.float64))
+    found = []
+    for limit in (1 << 22, 0):
+        monkeypatch.setattr(power_series, "_MAX_KEPT_POWERS", limit)
+        values = (mask.to_dense(), mask.magnitude().to_dense())
+        found.append([*values, *(torch.autograd.grad(x.square().sum(), mask.coefficients)[0] for x in values)])
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-14)
+    assert mask.magnitude() is not mask
+
+
+def test_a_series_without_negative_numbers_is_its_own_magnitude():
+    mask = tm.PowerSeriesMask(ragged_graph(), torch.tensor([1.0, 0.5]))
+    assert mask.magnitude() is mask
+    with torch.no_grad():
+        mask.coefficients[1] = -0.5
+    assert mask.magnitude() is not mask

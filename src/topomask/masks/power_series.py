@@ -14,6 +14,9 @@ from topomask.masks.graph_mask import GraphMask
 from topomask.ops import segments
 from topomask.ops.sparse_product import make_pattern
 
+# Powers of W are kept as dense matrices up to this many numbers, 16 MB.
+_MAX_KEPT_POWERS = 1 << 22
+
 
 class PowerSeriesMask(GraphMask):
     r"""An exact power series of the adjacency matrix, by repeated sparse products.
@@ -83,6 +86,8 @@ class PowerSeriesMask(GraphMask):
         with torch.device("cpu"):
             self._pattern = make_pattern(tensors.row_ptr, tensors.columns, graph.num_nodes)
         self._adjacency = torch.from_numpy(adjacency.data)
+        self._has_negative_weights = bool((adjacency.data < 0).any())
+        self._powers: dict[tuple[torch.dtype, bool], Tensor] = {}
 
     def on(self, graph: Graph, features: Any = None) -> Self:
         """The same coefficients on another graph."""
@@ -111,9 +116,13 @@ class PowerSeriesMask(GraphMask):
         degrees = torch.where(degrees > 0, degrees, 1.0)
         return weights / (degrees[row].sqrt() * degrees[column].sqrt() if normalization == "sym" else degrees[row])
 
-    def _series(self, x: Tensor, values: Tensor, transpose: bool = False) -> Tensor:
+    def _alpha(self) -> Tensor:
+        """The coefficients, [H, K + 1]."""
         alpha = self.coefficients if self.coefficients.ndim == 2 else self.coefficients[None]
-        alpha = alpha.abs() if self._is_magnitude else alpha
+        return alpha.abs() if self._is_magnitude else alpha
+
+    def _series(self, x: Tensor, values: Tensor, transpose: bool = False) -> Tensor:
+        alpha = self._alpha()
         dtype = torch.promote_types(x.dtype, torch.float32)
         alpha, values, x_fine = alpha.to(dtype), values.to(dtype), x.to(dtype)
         out = alpha[:, -1, None, None] * x_fine
@@ -137,12 +146,39 @@ class PowerSeriesMask(GraphMask):
     def to_dense(self) -> Tensor:
         """M, [H, N, N]."""
         dtype = torch.promote_types(self.coefficients.dtype, torch.float32)
+        if self._keeps_powers():
+            return torch.einsum("hk,kij->hij", self._alpha().to(dtype), self._dense_powers(dtype))
         eye = torch.eye(self.num_keys, dtype=dtype, device=self.coefficients.device)
         return self.matmul(eye.expand(self.num_heads, -1, -1))
 
+    def _keeps_powers(self) -> bool:
+        """Whether the graph is small and its weights at rest, so that learning coefficients takes no products."""
+        size = self.coefficients.shape[-1] * self.num_keys**2
+        return self.edge_weights is None and size <= _MAX_KEPT_POWERS and not torch.compiler.is_compiling()
+
+    def _dense_powers(self, dtype: torch.dtype) -> Tensor:
+        """The powers of W, or of its absolute entries for a magnitude, [K + 1, N, N]."""
+        key = dtype, self._is_magnitude and self._has_negative_weights
+        if key not in self._powers:
+            with torch.inference_mode(False), torch.no_grad():
+                values = self.adjacency_values().double()
+                powers = [torch.eye(self.num_keys, dtype=torch.float64, device=values.device)]
+                for _ in range(self.coefficients.shape[-1] - 1):
+                    powers.append(sparse_multiply(self._pattern, values, powers[-1], 1))
+                self._powers[key] = torch.stack(powers).to(dtype)
+        return self._powers[key]
+
+    def _is_positive(self) -> bool:
+        """Whether nothing is negative, so that the mask, with its gradient, is its own magnitude."""
+        alpha = self.coefficients.detach()
+        if self._has_negative_weights or self.edge_weights is not None or torch.compiler.is_compiling():
+            return False
+        # Elsewhere, looking would wait for the device.
+        return alpha.device.type == "cpu" and bool((alpha > 0).all())
+
     def magnitude(self) -> PowerSeriesMask:
         """The series of absolute entries of W with absolute coefficients."""
-        return self if self._is_magnitude else self._magnitude_view()
+        return self if self._is_magnitude or self._is_positive() else self._magnitude_view()
 
     def _state(self) -> list[Tensor]:
         """Coefficients and edge weights, which may be tensors with a gradient of their own."""
@@ -154,6 +190,13 @@ class PowerSeriesMask(GraphMask):
         return self.num_heads * (self.coefficients.shape[-1] - 1) * (len(self._adjacency) + self.num_keys)
 
     @property
+    def dense_cost(self) -> int:
+        """Powers that are kept are added up; otherwise there is a product with every column."""
+        if self._keeps_powers():
+            return self.coefficients.numel() * self.num_keys**2
+        return self.product_cost * self.num_keys
+
+    @property
     def refresh_cost(self) -> int:
         """That of a product: a dense matrix is formed by products."""
         return 0 if self._is_frozen() else self.product_cost
@@ -163,3 +206,4 @@ class PowerSeriesMask(GraphMask):
         self._pattern = self._pattern.to(device)
         # Kept in double precision: a product takes it in its own.
         self._adjacency = self._adjacency.to(device)
+        self._powers = {}

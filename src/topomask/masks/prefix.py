@@ -15,6 +15,7 @@ from topomask.masks.graph_sums import spread_per_graph, sum_per_graph
 from topomask.masks.selected import SelectedMask
 from topomask.ops import segments
 from topomask.ops.pair_attention import TileWork
+from topomask.ops.quotient import divide
 from topomask.ops.sparse_product import Pattern, make_pattern
 
 
@@ -151,6 +152,41 @@ class PrefixMask(Mask):
         if inner.magnitudes is inner.values:
             return Entries(pattern, values, values)
         return Entries(pattern, values, torch.cat([inner.magnitudes, ones])[order])
+
+    def attend_pairs(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        magnitudes: bool,
+        absolute: bool = False,
+        normalize: bool = True,
+        softmax: bool = False,
+        is_key: Tensor | None = None,
+    ) -> Tensor:
+        """Attention over the entries of the mask, as fast as it has it, and beside it what prefix tokens add."""
+        if softmax or absolute or self.num_graphs > 1:
+            flags = {"absolute": absolute, "normalize": normalize, "softmax": softmax}
+            return super().attend_pairs(q, k, v, magnitudes=magnitudes, is_key=is_key, **flags)
+        q, k, v = (x.unflatten(1, (self.num_heads, -1)) for x in (q, k, v))
+        if not normalize:
+            return self._sum_pairs(self.mask, q, k, v).flatten(1, 2)
+        ones, magnitude = v.new_ones(*v.shape[:-1], 1), self.mask.magnitude() if magnitudes else self.mask
+        if magnitude is self.mask:
+            joined = self._sum_pairs(self.mask, q, k, torch.cat([v, ones], dim=-1))
+            return divide(joined[..., :-1], joined[..., -1:]).flatten(1, 2)
+        total = self._sum_pairs(magnitude, q, k, ones)
+        return divide(self._sum_pairs(self.mask, q, k, v), total).flatten(1, 2)
+
+    def _sum_pairs(self, mask: Mask, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Unnormalised attention [B, H, P + N, D] with a mask on the nodes behind the prefix."""
+        start = self.num_prefix
+        parts = (x[:, :, start:].flatten(1, 2) for x in (q, k, v))
+        nodes = mask.attend_pairs(*parts, magnitudes=False, normalize=False).unflatten(1, (self.num_heads, -1))
+        from_prefix = (q[:, :, start:] @ k[:, :, :start].mT) @ v[:, :, :start]
+        prefix = (q[:, :, :start] @ k.mT) @ v
+        return torch.cat([prefix, nodes + from_prefix], dim=2)
 
     def _layout(self) -> tuple[Pattern, Tensor]:
         """The pattern, and where its entries stand in (entries of the mask, ones of the prefix)."""

@@ -1,0 +1,143 @@
+"""What every kind of attention does to queries, keys and values before and after it attends."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from topomask import feature_maps
+from topomask.ops.row_extremes import any_extreme
+
+FeatureMap = str | Callable[[Tensor], Tensor]
+
+# Features between its inverse and this can be multiplied and added up in float32 without a scale.
+_NEAR_ONE = 2.0**24
+
+
+class Tokens(NamedTuple):
+    """Checked inputs in at least float32, with one batch axis and as many heads of keys as of queries: [B, H, N, D]."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    is_key: Tensor | None  # [B, 1, N_k, 1], False where padded
+
+
+def prepare(q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Tensor | None) -> Tokens:
+    """Check inputs and bring them to the shape and precision that attention is computed in."""
+    _check_shapes(q, k, v)
+    dtype = torch.promote_types(q.dtype, torch.float32)
+    groups = q.shape[-3] // k.shape[-3]
+    batch = math.prod(q.shape[:-3])
+    # Heads usually come as a view of tokens: put in order once, and not in every product, forth and back.
+    q, k, v = (x.to(dtype).reshape(batch, *x.shape[-3:]).contiguous() for x in (q, k, v))
+    k, v = (x.repeat_interleave(groups, dim=1) if groups > 1 else x for x in (k, v))
+    if key_padding_mask is None:
+        return Tokens(q, k, v, None)
+    key_padding_mask = torch.as_tensor(key_padding_mask, device=k.device)
+    if key_padding_mask.dtype != torch.bool or key_padding_mask.shape[-1:] != k.shape[-2:-1]:
+        raise ValueError(
+            f"`key_padding_mask` must be boolean with shape [..., N_k={k.shape[-2]}], True where a key is padding, "
+            f"but has shape {tuple(key_padding_mask.shape)} and dtype {key_padding_mask.dtype}."
+        )
+    rows = math.prod(key_padding_mask.shape[:-1])
+    if rows not in (1, batch):
+        raise ValueError(f"`key_padding_mask` must have one row per input, {batch}, but has {rows}.")
+    padded = key_padding_mask.reshape(rows, 1, k.shape[-2], 1)
+    # Whatever stands in padding, NaN included, must touch neither results nor gradients.
+    return Tokens(q, k.masked_fill(padded, 0.0), v.masked_fill(padded, 0.0), ~padded)
+
+
+def _check_shapes(q: Tensor, k: Tensor, v: Tensor) -> None:
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if x.ndim < 3 or not x.is_floating_point():
+            raise ValueError(
+                f"`{name}` must have shape [..., H, N, D] and a floating dtype, but has shape {tuple(x.shape)} "
+                f"and dtype {x.dtype}."
+            )
+    if q.shape[:-3] != k.shape[:-3] or q.shape[-1] != k.shape[-1]:
+        raise ValueError(
+            f"`q` and `k` must agree in batch and width, but have shapes {tuple(q.shape)} and {tuple(k.shape)}."
+        )
+    if k.shape[:-1] != v.shape[:-1]:
+        raise ValueError(f"`k` and `v` must agree but in width, but have shapes {tuple(k.shape)} and {tuple(v.shape)}.")
+    if q.shape[-3] % k.shape[-3]:
+        raise ValueError(
+            f"`q` has {q.shape[-3]} heads, which is no multiple of the {k.shape[-3]} heads of `k` and `v`."
+        )
+
+
+def features(
+    phi: Callable[[Tensor], Tensor], inputs: Tokens, groups: Tensor | None, dtype: torch.dtype, rescale: bool
+) -> tuple[Tensor, Tensor]:
+    """Features of queries and keys, scaled so that no product of two can overflow or vanish.
+
+    A factor per query, or per graph and head for keys, cancels in the quotient of attention.
+
+    Args:
+        phi: The feature map.
+        inputs: Queries and keys.
+        groups: Which graph of a batch every key belongs to, [N_k]; None for one graph.
+        dtype: The precision that a user's own feature map is given.
+        rescale: Whether there will be a quotient.
+    """
+    if isinstance(phi, feature_maps.ExponentialMap):
+        exponents_q, exponents_k = phi.exponents(inputs.q), phi.exponents(inputs.k)
+        if inputs.is_key is not None:
+            exponents_k = exponents_k.masked_fill(~inputs.is_key, -torch.inf)
+        if rescale:
+            exponents_q = exponents_q - finite(exponents_q.detach().amax(dim=-1, keepdim=True))
+            exponents_k = exponents_k - finite(_amax_per_graph(exponents_k.detach(), groups))
+        return exponents_q.exp(), exponents_k.exp()
+    phi_q, phi_k = (_apply(phi, x, dtype) for x in (inputs.q, inputs.k))
+    if inputs.is_key is not None:
+        phi_k = phi_k.masked_fill(~inputs.is_key, 0.0)
+    # Looking first saves work on the CPU; elsewhere it would wait for the device.
+    blind = torch.compiler.is_compiling() or phi_q.device.type != "cpu"
+    if rescale and (blind or any_extreme(phi_q, _NEAR_ONE) or any_extreme(phi_k, _NEAR_ONE)):
+        phi_q = phi_q * _inverse_power_of_two(phi_q.detach().abs().amax(dim=-1, keepdim=True))
+        phi_k = phi_k * _inverse_power_of_two(_amax_per_graph(phi_k.detach().abs(), groups))
+    return phi_q, phi_k
+
+
+def _apply(phi: Callable[[Tensor], Tensor], x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Features in the precision of x. A user's own function is given the precision that the user gave."""
+    out = phi(x if feature_maps.is_named(phi) else x.to(dtype))
+    if out.shape[:-1] != x.shape[:-1]:
+        raise ValueError(
+            f"`feature_map` must map [..., D] to [..., M], but mapped {tuple(x.shape)} to {tuple(out.shape)}."
+        )
+    return out.to(x.dtype)
+
+
+def _amax_per_graph(x: Tensor, groups: Tensor | None) -> Tensor:
+    """The largest number per graph and head, [B, H, N, 1] (or [B, H, 1, 1] for one graph)."""
+    if not x.shape[-2]:
+        return x.new_zeros(*x.shape[:-1], 1)
+    largest = x.amax(dim=-1, keepdim=True)
+    if groups is None:
+        return largest.amax(dim=-2, keepdim=True)
+    places = groups.to(x.device)[:, None].expand_as(largest)
+    # The number of graphs, without asking the tensor: there are at most as many as nodes.
+    per_graph = torch.full_like(largest, -torch.inf).scatter_reduce(-2, places, largest, "amax")
+    return per_graph.gather(-2, places)
+
+
+def finite(shift: Tensor) -> Tensor:
+    """The shift of an exponent, or 0 where there is none."""
+    return torch.where(shift.isfinite(), shift, 0.0)
+
+
+def _inverse_power_of_two(largest: Tensor) -> Tensor:
+    """A power of two that brings ``largest`` near 1, so that scaling rounds nothing."""
+    exponent = torch.frexp(largest).exponent.clamp(-126, 126)
+    return torch.ldexp(torch.ones_like(largest), -exponent)
+
+
+def restore(out: Tensor, q: Tensor) -> Tensor:
+    """A result in the batch axes and the precision of q."""
+    return out.reshape(*q.shape[:-1], out.shape[-1]).to(q.dtype)

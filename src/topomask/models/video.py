@@ -1,0 +1,122 @@
+"""Videos: a factorised encoder, over space and then over time."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+
+from torch import Tensor, nn
+
+from topomask.models.attention_variants import AttentionFactory, AttentionOptions
+from topomask.models.encoder import GridEncoder, Pooling, init_linear
+from topomask.models.shapes import grid_shape, pair
+from topomask.nn import PatchEmbedding
+
+
+class VideoTransformer(nn.Module):
+    """A classifier of videos (ViViT, factorised encoder): tubelets, an encoder over space, then one over time.
+
+    Tubelets are patches of several frames. The first encoder sees those of one time on the grid of an image and gives a
+    vector per time; the second sees these on a path. Both have masks of their own, per layer and head.
+
+    Args:
+        num_frames: Frames of a video.
+        image_size: Height and width of frames, or one number for both.
+        tubelet_size: Frames, height and width of tubelets.
+        in_channels: Channels of frames.
+        num_classes: Classes.
+        dim: Width of the tokens.
+        depth: Blocks over space.
+        temporal_depth: Blocks over time.
+        num_heads: Heads.
+        mlp_ratio: Width of the perceptrons, in terms of ``dim``.
+        attention: A name of :mod:`topomask.models.attention_variants`, or a function that makes a layer of attention;
+            ``"softmax"`` and ``"grf-softmax"`` are those of the paper.
+        attention_options: What the name does not say: walks, feature map, seed.
+        pooling: ``"mean"`` or ``"cls"``, see :class:`GridEncoder`, over space and over time.
+
+    Example:
+        >>> import torch, topomask as tm
+        >>> model = tm.models.VideoTransformer(8, 32, (2, 8, 8), 1, 5, dim=32, depth=1, temporal_depth=1, num_heads=2)
+        >>> model(torch.randn(3, 1, 8, 32, 32)).shape
+        torch.Size([3, 5])
+
+    References:
+        Arnab et al. (2021), ViViT; Reid et al. (2025), App. C.4.
+    """
+
+    def __init__(
+        self,
+        num_frames: int = 32,
+        image_size: int | tuple[int, int] = 224,
+        tubelet_size: tuple[int, int, int] = (2, 16, 16),
+        in_channels: int = 3,
+        num_classes: int = 400,
+        dim: int = 768,
+        depth: int = 12,
+        temporal_depth: int = 4,
+        num_heads: int = 12,
+        mlp_ratio: float = 4.0,
+        attention: str | AttentionFactory = "grf-softmax",
+        attention_options: AttentionOptions | None = None,
+        pooling: Pooling = "mean",
+    ) -> None:
+        super().__init__()
+        whole = ("(num_frames, *image_size)", (num_frames, *pair(image_size)))
+        num_times, *space = grid_shape(whole, ("tubelet_size", tuple(tubelet_size)))
+        options = AttentionOptions() if attention_options is None else attention_options
+        common = (num_heads, mlp_ratio, attention)
+        self.embedding = PatchEmbedding(in_channels, dim, tuple(tubelet_size))
+        self.spatial = GridEncoder(tuple(space), dim, depth, *common, options, pooling)
+        self.temporal = GridEncoder((num_times,), dim, temporal_depth, *common, options.for_layer(depth), pooling)
+        self.head = nn.Linear(dim, num_classes)
+        init_linear(self.embedding)
+
+    def represent(self, videos: Tensor) -> Tensor:
+        """One vector per video, [B, channels, frames, height, width] to [B, C]: what the head classifies."""
+        tokens = self.embedding(videos)  # [B, times, *grid, C]
+        frames = self.spatial(tokens.flatten(0, 1)).unflatten(0, tokens.shape[:2])
+        return self.temporal(frames)
+
+    def forward(self, videos: Tensor) -> Tensor:
+        """Logits of the classes, [B, channels, frames, height, width] to [B, num_classes]."""
+        return self.head(self.represent(videos))
+
+
+@dataclass(frozen=True)
+class VideoTransformerConfig:
+    """The arguments of :class:`VideoTransformer` as data; the defaults are the paper's.
+
+    Attributes:
+        num_frames: Frames of a video.
+        image_size: Height and width of frames, or one number for both.
+        tubelet_size: Frames, height and width of tubelets.
+        in_channels: Channels of frames.
+        num_classes: Classes.
+        dim: Width of the tokens.
+        depth: Blocks over space.
+        temporal_depth: Blocks over time.
+        num_heads: Heads.
+        mlp_ratio: Width of the perceptrons, in terms of dim.
+        attention: Name of the attention.
+        attention_options: What the name does not say.
+        pooling: "mean" or "cls".
+    """
+
+    num_frames: int = 32
+    image_size: int | tuple[int, int] = 224
+    tubelet_size: tuple[int, int, int] = (2, 16, 16)
+    in_channels: int = 3
+    num_classes: int = 400
+    dim: int = 768
+    depth: int = 12
+    temporal_depth: int = 4
+    num_heads: int = 12
+    mlp_ratio: float = 4.0
+    attention: str = "grf-softmax"
+    attention_options: AttentionOptions = field(default_factory=AttentionOptions)
+    pooling: Pooling = "mean"
+
+    def build(self) -> VideoTransformer:
+        """The model."""
+        return VideoTransformer(**{each.name: getattr(self, each.name) for each in dataclasses.fields(self)})

@@ -1,0 +1,39 @@
+"""A block of a transformer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+
+class TransformerBlock(nn.Module):
+    """Attention, then a perceptron on every token, each behind a norm and beside a residual.
+
+    Args:
+        attention: Any layer that maps tokens to tokens.
+        mlp: Another, that looks at one token at a time.
+        attention_norm: Norm in front of ``attention``.
+        mlp_norm: Norm in front of ``mlp``.
+
+    Example:
+        >>> import torch, topomask as tm
+        >>> block = tm.nn.TransformerBlock(
+        ...     tm.nn.MaskedAttention(32, 4, tm.WalkMask(tm.grid_graph(8, 8), num_heads=4)),
+        ...     tm.nn.MLP(32, 128),
+        ...     torch.nn.LayerNorm(32),
+        ...     torch.nn.LayerNorm(32),
+        ... )
+        >>> block(torch.randn(2, 64, 32)).shape
+        torch.Size([2, 64, 32])
+    """
+
+    def __init__(self, attention: nn.Module, mlp: nn.Module, attention_norm: nn.Module, mlp_norm: nn.Module) -> None:
+        super().__init__()
+        self.attention_norm, self.attention = attention_norm, attention
+        self.mlp_norm, self.mlp = mlp_norm, mlp
+
+    def forward(self, x: Tensor, **options: Any) -> Tensor:
+        """Tokens to tokens; ``options`` such as ``key_padding_mask`` are for the attention."""
+        x = x + self.attention(self.attention_norm(x), **options)
+        return x + self.mlp(self.mlp_norm(x))
