@@ -85,7 +85,7 @@ class VideoTransformer(nn.Module):
 
 @dataclass(frozen=True)
 class VideoTransformerConfig:
-    """The arguments of :class:`VideoTransformer` as data; the defaults are the paper's.
+    """The arguments of :class:`VideoTransformer` as data, the paper's by default. What is None is taken from the data.
 
     Attributes:
         num_frames: Frames of a video.
@@ -103,11 +103,11 @@ class VideoTransformerConfig:
         pooling: "mean" or "cls".
     """
 
-    num_frames: int = 32
-    image_size: int | tuple[int, int] = 224
+    num_frames: int | None = None
+    image_size: int | tuple[int, int] | None = None
     tubelet_size: tuple[int, int, int] = (2, 16, 16)
-    in_channels: int = 3
-    num_classes: int = 400
+    in_channels: int | None = None
+    num_classes: int | None = None
     dim: int = 768
     depth: int = 12
     temporal_depth: int = 4
@@ -118,5 +118,6 @@ class VideoTransformerConfig:
     pooling: Pooling = "mean"
 
     def build(self) -> VideoTransformer:
-        """The model."""
-        return VideoTransformer(**{each.name: getattr(self, each.name) for each in dataclasses.fields(self)})
+        """The model; what is None is the default of :class:`VideoTransformer`."""
+        given = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
+        return VideoTransformer(**{name: value for name, value in given.items() if value is not None})

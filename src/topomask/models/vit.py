@@ -75,7 +75,7 @@ class VisionTransformer(nn.Module):
 
 @dataclass(frozen=True)
 class VisionTransformerConfig:
-    """The arguments of :class:`VisionTransformer` as data.
+    """The arguments of :class:`VisionTransformer` as data. What is None is taken from the data.
 
     Attributes:
         image_size: Height and width of images, or one number for both.
@@ -91,10 +91,10 @@ class VisionTransformerConfig:
         pooling: "mean" or "cls".
     """
 
-    image_size: int | tuple[int, int] = 224
+    image_size: int | tuple[int, int] | None = None
     patch_size: int | tuple[int, int] = 16
-    in_channels: int = 3
-    num_classes: int = 1000
+    in_channels: int | None = None
+    num_classes: int | None = None
     dim: int = 192
     depth: int = 12
     num_heads: int = 3
@@ -126,11 +126,13 @@ class VisionTransformerConfig:
         return dataclasses.replace(config, **changes)
 
     def build(self) -> VisionTransformer:
-        """The model."""
-        return VisionTransformer(**{each.name: getattr(self, each.name) for each in dataclasses.fields(self)})
+        """The model; what is None is the default of :class:`VisionTransformer`."""
+        given = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
+        return VisionTransformer(**{name: value for name, value in given.items() if value is not None})
 
 
-_BASE: dict[str, Any] = {"dim": 768, "depth": 12, "num_heads": 12}
+_IMAGENET: dict[str, Any] = {"image_size": 224, "in_channels": 3, "num_classes": 1000}
+_BASE: dict[str, Any] = _IMAGENET | {"dim": 768, "depth": 12, "num_heads": 12}
 _PAPER: dict[str, Any] = _BASE | {"image_size": 256, "attention": "grf-paper"}
 
 
@@ -141,10 +143,10 @@ def _paper_walks(num_walks: int, max_length: int) -> AttentionOptions:
 PRESETS: dict[str, dict[str, Any]] = {
     "nano": {"image_size": 28, "patch_size": 2, "in_channels": 1, "num_classes": 10, "dim": 64, "depth": 3}
     | {"num_heads": 4, "mlp_ratio": 2.0},
-    "tiny": {"dim": 192, "depth": 12, "num_heads": 3},
-    "small": {"dim": 384, "depth": 12, "num_heads": 6},
+    "tiny": _IMAGENET | {"dim": 192, "depth": 12, "num_heads": 3},
+    "small": _IMAGENET | {"dim": 384, "depth": 12, "num_heads": 6},
     "base": _BASE,
-    "paper-imagenet": _PAPER | {"num_classes": 1000, "attention_options": _paper_walks(100, 100)},
+    "paper-imagenet": _PAPER | {"attention_options": _paper_walks(100, 100)},
     "paper-inaturalist": _PAPER | {"num_classes": 10_000, "attention_options": _paper_walks(20, 10)},
     "paper-places": _PAPER | {"num_classes": 365, "attention_options": _paper_walks(20, 10)},
 }

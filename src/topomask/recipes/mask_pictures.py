@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import html
-import io
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,6 +20,7 @@ from topomask.graph_input import Array
 from topomask.recipes.layouts import layout
 from topomask.recipes.named_graphs import NamedGraph, load_graph
 from topomask.recipes.named_masks import build_mask
+from topomask.recipes.pages import Section, Table, draw_picture, to_html
 from topomask.recipes.plots import add_colour_bar, draw_on_graph, mask_rows, save_figure, shades, write_whole
 
 PICTURES = ("rows", "heat", "spectrum")
@@ -282,27 +280,6 @@ def _facts(portrait: Portrait) -> list[tuple[str, str]]:
     return facts
 
 
-_PAGE = """<!DOCTYPE html>
-<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{title}</title>
-<style>
-body {{ font: 16px/1.5 system-ui, sans-serif; color: #222; max-width: 70rem; margin: 2rem auto; padding: 0 1rem; }}
-h1 {{ font-size: 1.5rem; }}
-table {{ border-collapse: collapse; margin: 1rem 0 2rem; }}
-th, td {{ text-align: left; vertical-align: top; padding: 0.25rem 1rem 0.25rem 0; border-bottom: 1px solid #ddd; }}
-th {{ font-weight: 600; white-space: nowrap; }}
-figure {{ display: inline-block; margin: 0 1rem 1.5rem 0; }}
-img {{ max-width: 100%; height: auto; }}
-</style></head><body>
-<h1>{title}</h1>
-<table>
-{facts}
-</table>
-{pictures}
-</body></html>
-"""
-
-
 def _report(portrait: Portrait, shown: Sequence[str], facts: Sequence[tuple[str, str]]) -> str:
     """A page that holds everything."""
     pictures = []
@@ -310,14 +287,6 @@ def _report(portrait: Portrait, shown: Sequence[str], facts: Sequence[tuple[str,
         for index in range(len(portrait.nodes) if kind == "rows" else 1):
             figure = Figure(figsize=(5.2, 4.6), layout="constrained")
             _draw(figure, figure.add_subplot(), portrait, kind, index)
-            buffer = io.BytesIO()
-            figure.savefig(buffer, dpi=150, format="png")
-            data = base64.b64encode(buffer.getvalue()).decode()
-            about = {"rows": f"Row of node {portrait.nodes[index]}", "heat": "All entries", "spectrum": "Spectrum"}[
-                kind
-            ]
-            pictures.append(
-                f'<figure><img width="520" alt="{about} of the mask" src="data:image/png;base64,{data}"></figure>'
-            )
-    lines = [f"<tr><th>{html.escape(name)}</th><td>{html.escape(value)}</td></tr>" for name, value in facts]
-    return _PAGE.format(title=html.escape(portrait.title), facts="\n".join(lines), pictures="\n".join(pictures))
+            abouts = {"rows": f"Row of node {portrait.nodes[index]}", "heat": "All entries", "spectrum": "Spectrum"}
+            pictures.append(draw_picture(figure, f"{abouts[kind]} of the mask"))
+    return to_html(portrait.title, [Section("", table=Table([], facts), pictures=pictures)])

@@ -1,0 +1,191 @@
+"""Experiments on pictures and videos with classes."""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import abstractmethod
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Self
+
+from torch import nn
+
+from topomask.data import ENTRIES, Augment, Batches, LabelledSet, load
+from topomask.models import VideoTransformerConfig, VisionTransformerConfig
+from topomask.recipes.experiment import Experiment
+from topomask.train import Classification, Task
+
+
+@dataclass(frozen=True)
+class LabelledData:
+    """A data set with classes, and what is done to it. Options that are none are those of the set.
+
+    Args:
+        name: Name of the set, see topomask list.
+        root: The data root; none is $TOPOMASK_DATA, or a folder in the user's cache.
+        path: Folder or archive, for sets that are one.
+        download: Download what is not there.
+        size: Height and width, for sets that can be scaled.
+        num_frames: Frames of a video.
+        num_videos: Videos, for sets that are generated.
+        limit: Keep the first so many training examples only.
+        per_class: Keep the first so many of every class only.
+        val_fraction: Share of the training set that is held out for validation, which then replaces the test set.
+        batch_size: Examples per step, over all processes.
+        flip: Mirror half of the training examples.
+        shift: Shift training examples by up to so many pixels.
+    """
+
+    name: str
+    root: Path | None = None
+    path: Path | None = None
+    download: bool | None = None
+    size: int | None = None
+    num_frames: int | None = None
+    num_videos: int | None = None
+    limit: int | None = None
+    per_class: int | None = None
+    val_fraction: float | None = None
+    batch_size: int = 64
+    flip: bool = False
+    shift: int = 0
+
+    @property
+    def held_out(self) -> str:
+        """The split that is evaluated on."""
+        return "val" if self.val_fraction else ENTRIES[self.name].held_out
+
+    def load(self, split: str) -> LabelledSet:
+        """A split of the set."""
+        names = ("path", "download", "size", "num_frames", "num_videos", "per_class", "val_fraction")
+        options = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        if self.limit is not None and split == "train":
+            options["limit"] = self.limit
+        if self.num_videos is not None and split != "train":
+            del options["num_videos"]
+        return _load(self.name, self.root, split, tuple(options.items()))
+
+
+# An experiment asks for its sets more than once, and a table has many experiments on the same.
+@lru_cache(maxsize=4)
+def _load(name: str, root: Path | None, split: str, options: tuple[tuple[str, Any], ...]) -> LabelledSet:
+    return load(name, root, split, **dict(options))
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a trained model must know about its data.
+
+    Args:
+        classes: Names of the classes.
+        mean: Mean of every channel, where white is 1.
+        std: Standard deviation of every channel.
+    """
+
+    classes: tuple[str, ...]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelledExperiment(Experiment):
+    """A classifier and its data.
+
+    Args:
+        data: The data set.
+        label_smoothing: Probability spread over all classes, in training.
+        facts: What is known about the data; filled in when the run starts.
+    """
+
+    data: LabelledData
+    label_smoothing: float = 0.0
+    facts: Facts | None = None
+
+    @property
+    def held_out(self) -> str:
+        """The split that is evaluated on."""
+        return self.data.held_out
+
+    def fitted(self) -> Self:
+        """The same with shapes, classes and their names taken from the data."""
+        found = self.data.load("train")
+        facts = Facts(tuple(found.classes), tuple(found.mean), tuple(found.std))
+        return replace(self._fit_model(found), facts=facts)
+
+    @abstractmethod
+    def _fit_model(self, found: LabelledSet) -> Self:
+        """The same with what the data decides of the model."""
+
+    def build(self) -> nn.Module:
+        """The model, not yet trained."""
+        return self.model.build()  # type: ignore[attr-defined]
+
+    def augment(self) -> Augment:
+        """What happens to training examples."""
+        assert self.facts is not None, "fitted() comes first"
+        return Augment(self.facts.mean, self.facts.std, flip=self.data.flip, padding=self.data.shift)
+
+    def batches(self, split: str) -> Batches:
+        """Batches of a split."""
+        training, augment = split == "train", self.augment()
+        augment = augment if training else augment.without_draws()
+        found, size = self.data.load(split), self.data.batch_size
+        return Batches(found, size, seed=self.train.seed, shuffle=training, transform=augment)
+
+    def task(self) -> Task:
+        """Cross entropy and accuracy."""
+        return Classification(self.label_smoothing)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageExperiment(LabelledExperiment):
+    """A vision transformer and its pictures.
+
+    Args:
+        model: The model.
+    """
+
+    model: VisionTransformerConfig = field(default_factory=VisionTransformerConfig)
+
+    def _fit_model(self, found: LabelledSet) -> Self:
+        if found.num_frames is not None:
+            raise ValueError(f"`data.name` is {self.data.name!r}, which holds videos. Take a recipe for videos.")
+        channels, height, width = found.image_shape
+        shape = {"image_size": _square(height, width), "in_channels": channels}
+        return replace(self, model=fill(self.model, **shape, num_classes=found.num_classes))
+
+
+@dataclass(frozen=True, kw_only=True)
+class VideoExperiment(LabelledExperiment):
+    """A video transformer and its videos.
+
+    Args:
+        model: The model.
+    """
+
+    model: VideoTransformerConfig = field(default_factory=VideoTransformerConfig)
+
+    def _fit_model(self, found: LabelledSet) -> Self:
+        if found.num_frames is None:
+            raise ValueError(f"`data.name` is {self.data.name!r}, which holds pictures. Take a recipe for pictures.")
+        channels, height, width = found.image_shape
+        shape = {"num_frames": found.num_frames, "image_size": _square(height, width), "in_channels": channels}
+        return replace(self, model=fill(self.model, **shape, num_classes=found.num_classes))
+
+
+def fill(model: Any, **found: Any) -> Any:
+    """A config with the fields that are None filled in; a ValueError where one says something else."""
+    for name, value in found.items():
+        given = getattr(model, name)
+        if given is not None and given not in (value, _pair(value)):
+            raise ValueError(f"`model.{name}` is {given}, but the data has {value}. Leave it out, or take other data.")
+    return dataclasses.replace(model, **found)
+
+
+def _square(height: int, width: int) -> int | tuple[int, int]:
+    return height if height == width else (height, width)
+
+
+def _pair(size: Any) -> Any:
+    return (size, size) if isinstance(size, int) else size

@@ -1,0 +1,151 @@
+"""What is worth telling, as text for the terminal, as Markdown, and as one HTML file that holds its pictures."""
+
+from __future__ import annotations
+
+import base64
+import html
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows under headings.
+
+    Args:
+        headings: The headings; without any, the first column names the rows.
+        rows: Text, as many items per row as there are headings.
+    """
+
+    headings: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A picture and what it shows.
+
+    Args:
+        about: What one sees.
+        png: The picture.
+        width: Its width on the page, in pixels.
+    """
+
+    about: str
+    png: bytes
+    width: int = 520
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of a report.
+
+    Args:
+        title: Its title.
+        text: Paragraphs before the table.
+        table: A table.
+        notes: Lines after the table.
+        pictures: Pictures.
+    """
+
+    title: str
+    text: Sequence[str] = ()
+    table: Table | None = None
+    notes: Sequence[str] = ()
+    pictures: Sequence[Picture] = field(default=())
+
+
+def draw_picture(figure: Figure, about: str, width: int = 520) -> Picture:
+    """A figure as a picture of a page."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, dpi=150, format="png")
+    return Picture(about, buffer.getvalue(), width)
+
+
+def to_text(section: Section) -> str:
+    """For the terminal."""
+    lines = [section.title, "=" * len(section.title), *section.text, ""]
+    if section.table is not None:
+        rows = [section.table.headings, *section.table.rows] if section.table.headings else section.table.rows
+        widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]))] if rows else []
+        lines += ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+        if section.table.headings:
+            lines.insert(len(lines) - len(section.table.rows), "  ".join("-" * width for width in widths))
+        lines.append("")
+    lines += section.notes
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def to_markdown(section: Section) -> str:
+    """For a page of the docs; pictures are left to the page."""
+    blocks = [f"## {section.title}", *section.text]
+    if section.table is not None:
+        rows = [_markdown_row(section.table.headings), "|" + "---|" * len(section.table.headings)]
+        blocks.append("\n".join(rows + [_markdown_row(row) for row in section.table.rows]))
+    if section.notes:
+        blocks.append("\n".join(f"- {note}" for note in section.notes))
+    return "\n\n".join(blocks) + "\n"
+
+
+def to_html(title: str, sections: Sequence[Section]) -> str:
+    """A page that holds everything."""
+    parts = "\n".join(_section(section, alone=len(sections) == 1) for section in sections)
+    return _PAGE.format(title=html.escape(title), parts=parts)
+
+
+def _markdown_row(row: Sequence[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |"
+
+
+def _section(section: Section, alone: bool) -> str:
+    parts = [] if alone and not section.title else [f"<h2>{html.escape(section.title)}</h2>"] if section.title else []
+    parts += [f"<p>{html.escape(text)}</p>" for text in section.text]
+    if section.table is not None:
+        parts.append(_table(section.table))
+    if section.notes:
+        parts += ["<ul>", *(f"<li>{html.escape(note)}</li>" for note in section.notes), "</ul>"]
+    parts += map(_picture, section.pictures)
+    return "\n".join(parts)
+
+
+def _table(table: Table) -> str:
+    lines = ["<table>"]
+    if table.headings:
+        lines.append("<tr>" + "".join(f"<th>{html.escape(cell)}</th>" for cell in table.headings) + "</tr>")
+    for row in table.rows:
+        first = "td" if table.headings else "th"
+        cells = [f"<{first}>{html.escape(row[0])}</{first}>", *(f"<td>{html.escape(cell)}</td>" for cell in row[1:])]
+        lines.append("<tr>" + "".join(cells) + "</tr>")
+    return "\n".join([*lines, "</table>"])
+
+
+def _picture(picture: Picture) -> str:
+    data = base64.b64encode(picture.png).decode()
+    about = html.escape(picture.about, quote=True)
+    return (
+        f'<figure><img width="{picture.width}" alt="{about}" src="data:image/png;base64,{data}">'
+        f"<figcaption>{about}</figcaption></figure>"
+    )
+
+
+_PAGE = """<!DOCTYPE html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{title}</title>
+<style>
+body {{ font: 16px/1.5 system-ui, sans-serif; color: #222; max-width: 70rem; margin: 2rem auto; padding: 0 1rem; }}
+h1 {{ font-size: 1.6rem; }}
+h2 {{ font-size: 1.2rem; margin-top: 2.5rem; }}
+table {{ border-collapse: collapse; margin: 1rem 0 1.5rem; }}
+th, td {{ text-align: left; vertical-align: top; padding: 0.25rem 1.2rem 0.25rem 0; border-bottom: 1px solid #ddd; }}
+th {{ font-weight: 600; white-space: nowrap; }}
+figure {{ display: inline-block; margin: 0 1rem 1.5rem 0; vertical-align: top; max-width: 100%; }}
+figcaption {{ color: #666; font-size: 0.85rem; }}
+img {{ max-width: 100%; height: auto; }}
+</style></head><body>
+<h1>{title}</h1>
+{parts}
+</body></html>
+"""

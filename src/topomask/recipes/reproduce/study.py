@@ -1,0 +1,206 @@
+"""A table of trained models: what is run, over which seeds, and what the papers claim of it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from topomask.config import apply_overrides, to_dict
+from topomask.recipes.experiment import Experiment
+from topomask.recipes.pages import Section, Table
+from topomask.recipes.reproduce.results import ResultFolder, RunResult
+from topomask.recipes.reproduce.statistics import paired_difference, spread
+from topomask.train.run_folder import versions
+
+NOT_AVAILABLE = "not available"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A row of a table.
+
+    Args:
+        name: A short name, also of its files.
+        label: What it is.
+        experiment: What is run for it.
+        paper: The paper's value, on the paper's data.
+    """
+
+    name: str
+    label: str
+    experiment: Experiment
+    paper: str = NOT_AVAILABLE
+
+
+@dataclass(frozen=True)
+class Claim:
+    """That one cell is better than another, as the paper has it.
+
+    Args:
+        better: Name of the cell that should be better.
+        worse: Name of the other.
+        paper: The paper's difference, or where it says so.
+    """
+
+    better: str
+    worse: str
+    paper: str
+
+
+@dataclass(frozen=True)
+class Study:
+    """A table of the papers, at our scale.
+
+    Args:
+        title: Its title.
+        folder: Name of the folder of its results; studies that share runs share it.
+        about: How it is run here, and what the paper did.
+        cells: Its rows.
+        claims: What the paper claims of them.
+        baseline: The row that the others are compared with.
+        seeds: How many seeds make it whole.
+        metric: What is compared.
+        scale: Factor of the metric in print: 100 for per cent.
+        unit: Its unit in print.
+        higher_is_better: Whether a larger metric is better.
+    """
+
+    title: str
+    folder: str
+    about: Sequence[str]
+    cells: Sequence[Cell]
+    claims: Sequence[Claim]
+    baseline: str
+    seeds: int
+    metric: str = "accuracy"
+    scale: float = 100.0
+    unit: str = "%"
+    higher_is_better: bool = True
+
+    def changed(self, overrides: Sequence[str]) -> Study:
+        """The same with fields of every experiment set from text."""
+        cells = [replace(cell, experiment=apply_overrides(cell.experiment, overrides)) for cell in self.cells]
+        return replace(self, cells=cells)
+
+    def pick(self, names: Collection[str]) -> list[Cell]:
+        """The cells of these names, or all."""
+        known = [cell.name for cell in self.cells]
+        for name in names:
+            if name not in known:
+                raise ValueError(f"There is no cell {name!r} in this table. Cells: {', '.join(known)}.")
+        return [cell for cell in self.cells if not names or cell.name in names]
+
+
+def run_study(
+    study: Study,
+    seeds: Sequence[int],
+    results: Path,
+    runs: Path,
+    *,
+    only: Collection[str] = (),
+    say: Callable[[str], None] = print,
+) -> None:
+    """Run what has no result yet, seed by seed; a run that was stopped goes on where it was.
+
+    Args:
+        study: The table.
+        seeds: Which seeds.
+        results: Folder of the results.
+        runs: Folder of the runs, with their checkpoints.
+        only: Names of the cells to run. Default: all.
+        say: Where to say what happens.
+    """
+    kept = ResultFolder(results)
+    todo = [(cell, seed) for seed in seeds for cell in study.pick(only)]
+    for place, (cell, seed) in enumerate(todo):
+        experiment = cell.experiment.with_seed(seed)
+        config = numbers_config(experiment)
+        if kept.find(cell.name, seed, config) is not None:
+            continue
+        say(f"[{place + 1}/{len(todo)}] {cell.label}, seed {seed}")
+        found = experiment.run(runs / f"{cell.name}-{seed}", resume=True)
+        kept.add(RunResult(cell.name, seed, found.metrics, round(found.seconds, 1), config, versions()))
+
+
+def numbers_config(experiment: Experiment) -> dict[str, Any]:
+    """What the numbers depend on: not where data lives, nor what is shown on the way."""
+    config = to_dict(experiment)
+    config["data"].pop("root", None)
+    for name in ("progress", "tensorboard", "keep", "checkpoint_every", "device"):
+        config["train"].pop(name, None)
+    return config
+
+
+def summarize(study: Study, results: Path) -> Section:
+    """The table with all runs that there are, the paper's values beside ours, and what of its claims holds."""
+    values, seconds = collect(study, results), _mean_seconds(results)
+    rows, lacking = [], []
+    for cell in study.cells:
+        own = values[cell.name]
+        if len(own) < study.seeds:
+            lacking.append(f"{cell.label}: {len(own)} of {study.seeds} seeds")
+        gap = None if cell.name == study.baseline else paired_difference(own, values[study.baseline])
+        found = [_describe(study, own), "" if gap is None else _interval(study, gap), seconds.get(cell.name, "")]
+        rows.append([cell.label, cell.paper, *found])
+    base = next(cell.label for cell in study.cells if cell.name == study.baseline)
+    better = "higher" if study.higher_is_better else "lower"
+    headings = ["", "the paper, its data", f"ours, {study.unit} ({better} is better)", f"minus {base}", "seconds"]
+    notes = [_judge(study, claim, values) for claim in study.claims]
+    if lacking:
+        notes.append(f"Not whole yet: {'; '.join(lacking)}.")
+    return Section(study.title, study.about, Table(headings, rows), notes)
+
+
+def collect(study: Study, results: Path, metric: str | None = None) -> dict[str, dict[int, float]]:
+    """The metric of every cell and seed whose run had the config of the study."""
+    kept = ResultFolder(results)
+    found: dict[str, dict[int, float]] = {cell.name: {} for cell in study.cells}
+    configs = {cell.name: cell.experiment for cell in study.cells}
+    for run in kept.runs():
+        if run.cell in found and run.config == numbers_config(configs[run.cell].with_seed(run.seed)):
+            found[run.cell][run.seed] = run.metrics[metric or study.metric]
+    return found
+
+
+def _mean_seconds(results: Path) -> dict[str, str]:
+    times: dict[str, list[float]] = {}
+    for run in ResultFolder(results).runs():
+        times.setdefault(run.cell, []).append(run.seconds)
+    return {name: f"{sum(own) / len(own):,.0f}" for name, own in times.items()}
+
+
+def _describe(study: Study, own: dict[int, float]) -> str:
+    if not own:
+        return "not run"
+    found = spread(own)
+    mean = f"{study.scale * found.mean:.2f}"
+    return (
+        f"{mean} (1 seed)"
+        if found.count == 1
+        else f"{mean} ± {study.scale * found.deviation:.2f} ({found.count} seeds)"
+    )
+
+
+def _interval(study: Study, gap: Any) -> str:
+    mean = f"{study.scale * gap.mean:+.2f}"
+    return mean if gap.count < 2 else f"{mean} [{study.scale * gap.low:+.2f}, {study.scale * gap.high:+.2f}]"
+
+
+def _judge(study: Study, claim: Claim, values: dict[str, dict[int, float]]) -> str:
+    labels = {cell.name: cell.label for cell in study.cells}
+    text = f"{labels[claim.better]} better than {labels[claim.worse]} (the paper: {claim.paper})"
+    better, worse = values[claim.better], values[claim.worse]
+    gap = paired_difference(better, worse) if study.higher_is_better else paired_difference(worse, better)
+    if gap is None:
+        return f"{text}: not run."
+    seeds = f"{gap.count} seed{'s' if gap.count > 1 else ''}"
+    return f"{text}: {gap.verdict} here, by {_interval(study, gap)} {study.unit}, paired over {seeds}."
+
+
+def variant(experiment: Any, attention: str, **options: Any) -> Any:
+    """The experiment with another attention."""
+    changed = dataclasses.replace(experiment.model.attention_options, **options)
+    return replace(experiment, model=replace(experiment.model, attention=attention, attention_options=changed))
