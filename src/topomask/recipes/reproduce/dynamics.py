@@ -49,8 +49,8 @@ def interlacer() -> Study:
         about=(
             "The paper predicts video of a robot through a point cloud of 32,768 particles and plots the similarity of "
             "images. Here: a soft body of 4,096 particles that falls on a floor; weight decay 1e-3 and clipping at "
-            "0.01 are the paper's. Mean distance of a particle from its place after six predicted frames, on bodies that "
-            "were not seen in training.",
+            "0.01 are the paper's. Mean distance of a particle from its place after six predicted frames, on "
+            "bodies that were not seen in training.",
         ),
         cells=cells,
         claims=(
