@@ -21,19 +21,14 @@ from torch.nn import functional as F
 import topomask as tm
 from benchmarks import measure, peers, report
 from benchmarks.memory import held_bytes, peak_extra_bytes
+from topomask.recipes.flops import WIDTH, count_flops, make_mask
 
-WIDTH = 8
-SEEDS = range(10)
 SOFTMAX, LINEAR, OURS = "softmax (SDPA)", "linear, unmasked", "linear, masked by walks"
 COLOURS = {SOFTMAX: "tab:orange", LINEAR: "tab:gray", OURS: "tab:blue"}
 # Softmax attention is left out where it would take longer, in seconds.
 LONGEST = 20.0
 
 Point = dict[str, Any]
-
-
-def make_mask(num_nodes: int, seed: int) -> tm.WalkMask:
-    return tm.WalkMask(tm.path_graph(num_nodes), num_walks=4, halt_prob=0.5, coupling="iid", seed=seed)
 
 
 def main(quick: bool = False) -> None:
@@ -73,33 +68,14 @@ def measure_point(num_nodes: int, with_softmax: bool) -> Point:
         peaks = {name: peak_extra_bytes(run) for name, run in runs.items()}
         # What the mask keeps for the next call counts as well.
         peaks[OURS] += held_bytes(mask)
-    flops = count_flops(num_nodes)
+    counted = count_flops(num_nodes)
+    flops = {SOFTMAX: counted["softmax"], LINEAR: counted["linear"], OURS: counted["masked"]}
     return {
         "nodes": num_nodes,
         "strategy": tm.plan_attention(mask, WIDTH, WIDTH).strategy,
         "seconds": seconds,
         "bytes": peaks,
         "flops": {name: flops[name] for name in (*runs, SOFTMAX)},
-    }
-
-
-def count_flops(num_nodes: int) -> dict[str, float]:
-    """Multiplications and additions: scores and sums, as each way forms them; ours as the mean over seeds."""
-    ours = []
-    for seed in SEEDS:
-        mask = make_mask(num_nodes, seed)
-        if tm.plan_attention(mask, WIDTH, WIDTH).strategy == "features":
-            sides = mask.features if isinstance(mask.features, tuple) else (mask.features,)
-            nonzeros = sum(side.num_nonzeros for side in sides)
-            ours.append(2.0 * WIDTH * (WIDTH + 1) * (nonzeros + 2 * num_nodes))
-        else:
-            with torch.no_grad():
-                pairs = len(mask.entries().values)
-            ours.append(2.0 * pairs * 2 * WIDTH)
-    return {
-        SOFTMAX: 4.0 * num_nodes**2 * WIDTH,
-        LINEAR: 4.0 * num_nodes * WIDTH * (WIDTH + 1),
-        OURS: statistics.mean(ours),
     }
 
 

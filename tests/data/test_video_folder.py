@@ -75,7 +75,7 @@ def test_videos_are_batched_by_workers_and_kept_in_memory(folder):
 @pytest.mark.parametrize("content", [b"", b"no video", b"#EXTM3U\n#EXTINF:1,\nhttp://127.0.0.1:9/a.ts\n"])
 def test_a_damaged_video_is_named(folder, content):
     (folder / "train" / "run" / "1.mp4").write_bytes(content)
-    with pytest.raises(ValueError, match=r"train/run/1.mp4 in .* cannot be read as a video"):
+    with pytest.raises(ValueError, match=r"train/run/1.mp4 cannot be read as a video"):
         VideoFolder(folder)[3]
 
 

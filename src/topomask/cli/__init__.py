@@ -5,9 +5,22 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
+from types import ModuleType
 
 import topomask
-from topomask.cli import bench, mask
+from topomask.cli import bench, doctor, evaluate, listing, mask, predict, reproduce, train
+from topomask.cli.failures import plain_failures
+
+_VERBS: dict[str, tuple[ModuleType, str]] = {
+    "train": (train, "train by a recipe"),
+    "eval": (evaluate, "evaluate a model that was trained"),
+    "predict": (predict, "classify pictures and videos, follow particles"),
+    "reproduce": (reproduce, "tables and figures of the papers"),
+    "mask": (mask, "draw a mask on a graph"),
+    "bench": (bench, "run benchmarks (from a checkout)"),
+    "doctor": (doctor, "versions, backends and a self-test"),
+    "list": (listing, "recipes, kinds of attention, data sets, masks, graphs, studies"),
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -16,25 +29,25 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--version", action="version", version=f"topomask {topomask.__version__}")
     verbs = parser.add_subparsers(title="verbs", required=True, metavar="verb")
 
-    demo_parser = verbs.add_parser("demo", help="a minute's tour with pictures")
-    demo_parser.add_argument("--output", type=Path, default=Path("demo_output"), help="folder of the pictures")
+    demo_parser = verbs.add_parser("demo", help="a tour of two minutes with a report")
+    demo_parser.add_argument("--output", type=Path, default=Path("demo_output"), help="folder of report and pictures")
     demo_parser.set_defaults(run=_demo)
+    for name, (module, about) in _VERBS.items():
+        verb = verbs.add_parser(name, help=about)
+        module.add_arguments(verb)
+        verb.set_defaults(run=module.run)
 
-    bench_parser = verbs.add_parser("bench", help="run benchmarks (from a checkout)")
-    bench.add_arguments(bench_parser)
-    bench_parser.set_defaults(run=bench.run)
-
-    mask_parser = verbs.add_parser("mask", help="draw a mask on a graph")
-    mask.add_arguments(mask_parser)
-    mask_parser.set_defaults(run=mask.run)
-
-    options = parser.parse_args(arguments)
+    options, rest = parser.parse_known_args(arguments)
+    # Fields may also stand behind options.
+    if rest and hasattr(options, "overrides") and not any(part.startswith("-") or "=" not in part for part in rest):
+        options.overrides += rest
+    elif rest:
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
     options.run(options)
 
 
+@plain_failures
 def _demo(options: argparse.Namespace) -> None:
-    try:
-        from topomask.recipes import demo
-    except ModuleNotFoundError as error:
-        raise SystemExit(f"The demo needs {error.name}. Install it with: pip install 'topomask[plot]'") from None
+    from topomask.recipes import demo
+
     demo.main(options.output)

@@ -14,6 +14,7 @@ from topomask.data.labelled_set import LabelledSet
 from topomask.data.mass_spring import Material
 from topomask.data.moving_digits import MovingDigits
 from topomask.data.particles import ParticleSet, Trajectory
+from topomask.data.pictures import read_image, read_video
 from topomask.data.registry import ENTRIES, Entry, load
 from topomask.data.root import MissingDataError, data_root
 from topomask.data.splits import stratified_split
@@ -41,6 +42,8 @@ __all__ = [
     "normalize",
     "random_crop",
     "random_flip",
+    "read_image",
+    "read_video",
     "stratified_split",
     "to_memory",
 ]

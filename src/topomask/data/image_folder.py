@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
-import warnings
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, final
+from typing import final
 
-import numpy as np
-import torch
 from torch import Tensor
 
 from topomask.data.class_folders import ClassFolders
-from topomask.data.extras import need
 from topomask.data.in_memory import InMemorySet, to_memory
 from topomask.data.labelled_set import LabelledSet
+from topomask.data.pictures import decode_image
 from topomask.data.root import find_path
 
 _SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".pgm"})
-_MAX_PIXELS = 1 << 26
 
 
 @final
@@ -56,7 +49,6 @@ class ImageFolder(LabelledSet):
     ) -> None:
         if size is not None and size < 1:
             raise ValueError(f"`size` must be at least 1 pixel, but is {size}.")
-        self._image_module: Any = None
         self._files = ClassFolders(
             Path(path),
             split,
@@ -82,42 +74,10 @@ class ImageFolder(LabelledSet):
         return image, int(self.labels[index])
 
     def _decode(self, index: int) -> Tensor:
-        content = self._files.read(index)
-        if self._image_module is None:
-            self._image_module = need("PIL.Image", "Pillow", "data", "Reading pictures")
         try:
-            with _quiet(), self._image_module.open(io.BytesIO(content)) as picture:
-                if picture.width * picture.height > _MAX_PIXELS:
-                    raise ValueError(
-                        f"it has {picture.width} x {picture.height} pixels, more than {_MAX_PIXELS} in all."
-                    )
-                picture = picture.convert("RGB")
-                if self.size is not None:
-                    picture = _scale_and_cut(picture, self.size)
-                return torch.from_numpy(np.array(picture)).permute(2, 0, 1).contiguous()
-        # A damaged picture raises nearly anything inside Pillow.
-        except Exception as error:
+            return decode_image(self._files.read(index), self.size)
+        except ValueError as error:
             raise ValueError(f"{self._files.describe(index)} cannot be read as a picture: {error}") from error
-
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_image_module": None}
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Pillow warns about odd metadata, which do not concern the pixels, and about sizes, which are judged here."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
-
-
-def _scale_and_cut(picture: Any, size: int) -> Any:
-    if picture.size == (size, size):
-        return picture
-    scale = size / min(picture.size)
-    width, height = (max(size, round(side * scale)) for side in picture.size)
-    left, top = (width - size) // 2, (height - size) // 2
-    return picture.resize((width, height), resample=2).crop((left, top, left + size, top + size))
 
 
 def image_folder(

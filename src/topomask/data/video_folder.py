@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, final
+from typing import final
 
-import numpy as np
-import torch
 from torch import Tensor
 
 from topomask.data.class_folders import ClassFolders
 from topomask.data.extras import need
 from topomask.data.in_memory import InMemorySet, to_memory
 from topomask.data.labelled_set import LabelledSet
+from topomask.data.pictures import read_video
 from topomask.data.root import find_path
 
 _SUFFIXES = frozenset({".mp4", ".m4v", ".mov", ".avi", ".mkv", ".webm", ".mpg", ".mpeg"})
-_MAX_PIXELS = 1 << 26
 
 
 @final
@@ -71,57 +69,8 @@ class VideoFolder(LabelledSet):
         self.classes, self.labels = self._files.classes, self._files.labels
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        av = need("av", "PyAV", "video", "Reading videos")
         assert self.num_frames is not None
-        try:
-            frames = _sample_frames(av, self._files.path(index), self.num_frames, self.size)
-        except (av.error.FFmpegError, ValueError) as error:
-            raise ValueError(f"{self._files.describe(index)} cannot be read as a video: {error}") from error
-        return torch.from_numpy(frames).permute(0, 3, 1, 2).contiguous(), int(self.labels[index])
-
-
-def _sample_frames(av: Any, path: Path, num_frames: int, size: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """Frames at the middles of `num_frames` equal stretches, uint8, [T, H, W, 3]."""
-    # A playlist that calls itself a video may name addresses; only files are opened.
-    options = {"protocol_whitelist": "file"}
-    with av.open(str(path), options=options) as container:
-        if not container.streams.video:
-            raise ValueError("it has no pictures.")
-        count = container.streams.video[0].frames or _count_frames(container)
-    if not count:
-        raise ValueError("it has no pictures.")
-    wanted = ((np.arange(num_frames) + 0.5) * count / num_frames).astype(int)
-    taken: list[np.ndarray[Any, np.dtype[np.uint8]]] = []
-    end = None
-    with av.open(str(path), options=options) as container:
-        for number, frame in enumerate(container.decode(container.streams.video[0])):
-            repeats = int((wanted == number).sum())
-            # Turning a frame into colours costs time, so only those that are wanted are.
-            taken += [_to_square(frame, size)] * repeats if repeats else []
-            end = frame
-            if len(taken) == num_frames:
-                break
-    if end is None:
-        raise ValueError("none of its pictures can be decoded.")
-    if len(taken) < num_frames:
-        # The file holds fewer frames than it says.
-        taken += [_to_square(end, size)] * (num_frames - len(taken))
-    return np.stack(taken)
-
-
-def _count_frames(container: Any) -> int:
-    """Packets of the first video stream: one per frame, and cheap to count."""
-    return sum(packet.size > 0 for packet in container.demux(container.streams.video[0]))
-
-
-def _to_square(frame: Any, size: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    if frame.width * frame.height > _MAX_PIXELS:
-        raise ValueError(f"its frames have {frame.width} x {frame.height} pixels, more than {_MAX_PIXELS} in all.")
-    scale = size / min(frame.width, frame.height)
-    width, height = (max(size, round(side * scale)) for side in (frame.width, frame.height))
-    pixels = frame.reformat(width=width, height=height, format="rgb24").to_ndarray()
-    left, top = (width - size) // 2, (height - size) // 2
-    return pixels[top : top + size, left : left + size]
+        return read_video(self._files.path(index), self.num_frames, self.size), int(self.labels[index])
 
 
 def video_folder(

@@ -111,6 +111,7 @@ class Variant(NamedTuple):
 
     make: AttentionFactory
     takes: frozenset[str]  # the options that it obeys
+    about: str
 
 
 def make_attention(
@@ -210,13 +211,31 @@ _ATTENTION = frozenset({"feature_map", "normalizer"})
 _SAMPLING = frozenset({"num_walks", "max_length", "halt_prob", "coupling", "shared_walks", "seed"})
 
 VARIANTS: dict[str, Variant] = {
-    "softmax": Variant(partial(_unmasked, "softmax"), frozenset()),
-    "linear": Variant(partial(_unmasked, "linear"), _ATTENTION),
-    "toeplitz": Variant(partial(_masked, _toeplitz), _ATTENTION),
-    "exact": Variant(partial(_masked, _power_series), _ATTENTION | {"max_length"}),
-    "grf-paper": Variant(partial(_masked, _paper_walks), _ATTENTION | _SAMPLING),
-    "grf": Variant(partial(_masked, _walks), _ATTENTION | _SAMPLING),
-    "grf-softmax": Variant(partial(_masked, _walks, kind="softmax"), _SAMPLING | {"normalizer"}),
-    "visits": Variant(partial(_masked, _visits), _ATTENTION | _SAMPLING),
-    "learned": Variant(partial(_masked, _learned), _ATTENTION),
+    "softmax": Variant(partial(_unmasked, "softmax"), frozenset(), "softmax, every token sees every other"),
+    "linear": Variant(partial(_unmasked, "linear"), _ATTENTION, "linear, every token sees every other"),
+    "toeplitz": Variant(partial(_masked, _toeplitz), _ATTENTION, "linear, a learnt weight per offset on the grid"),
+    "exact": Variant(
+        partial(_masked, _power_series),
+        _ATTENTION | {"max_length"},
+        "linear, a learnt power series of the adjacency matrix (Eq. 4)",
+    ),
+    "grf-paper": Variant(
+        partial(_masked, _paper_walks),
+        _ATTENTION | _SAMPLING,
+        "linear, the same estimated by walks as the paper draws them",
+    ),
+    "grf": Variant(
+        partial(_masked, _walks),
+        _ATTENTION | _SAMPLING,
+        "linear, the same estimated by repelling walks of fixed length",
+    ),
+    "grf-softmax": Variant(
+        partial(_masked, _walks, kind="softmax"), _SAMPLING | {"normalizer"}, "softmax, modulated by the mask of grf"
+    ),
+    "visits": Variant(
+        partial(_masked, _visits),
+        _ATTENTION | _SAMPLING,
+        "linear, how often walks visit, without importance weights (Eq. 21)",
+    ),
+    "learned": Variant(partial(_masked, _learned), _ATTENTION, "linear, free features per token that know of no graph"),
 }

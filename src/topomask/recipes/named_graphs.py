@@ -144,22 +144,23 @@ def _barabasi_albert(sizes: list[int], rng: np.random.Generator) -> NamedGraph:
 
 @dataclass(frozen=True)
 class _Builder:
-    """What is built, an example of its size, what stands between several sizes, and how many there may be."""
+    """What is built, in a few words, an example of its size, what stands between sizes, and how many there may be."""
 
     build: Callable[[list[int], np.random.Generator], NamedGraph]
+    about: str
     example: str
     separator: str = ":"
     counts: tuple[int, ...] = (1,)
 
 
 BUILDERS: dict[str, _Builder] = {
-    "grid": _Builder(_grid, "16x16", "x", (1, 2, 3, 4)),
-    "path": _Builder(_grid, "64"),
-    "cycle": _Builder(_cycle, "32"),
-    "hypercube": _Builder(_hypercube, "6"),
-    "knn": _Builder(_knn, "200:4", counts=(1, 2)),
-    "tree": _Builder(_tree, "100"),
-    "ba": _Builder(_barabasi_albert, "100:2", counts=(1, 2)),
+    "grid": _Builder(_grid, "a grid of one to four dimensions", "16x16", "x", (1, 2, 3, 4)),
+    "path": _Builder(_grid, "a path", "64"),
+    "cycle": _Builder(_cycle, "a ring", "32"),
+    "hypercube": _Builder(_hypercube, "a hypercube of this dimension", "6"),
+    "knn": _Builder(_knn, "nearest neighbours of random points, and how many", "200:4", counts=(1, 2)),
+    "tree": _Builder(_tree, "a random recursive tree", "100"),
+    "ba": _Builder(_barabasi_albert, "preferential attachment, and edges per node", "100:2", counts=(1, 2)),
 }
 
 

@@ -3,26 +3,83 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable
+import inspect
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
-from topomask.recipes.reproduce import dynamics, images
-from topomask.recipes.reproduce.study import Study
+from topomask.recipes.pages import Section
+from topomask.recipes.reproduce import computed, dynamics, images
+from topomask.recipes.reproduce.computed import Computation
+from topomask.recipes.reproduce.pictures import draw_study
+from topomask.recipes.reproduce.results import ResultFolder, RunResult
+from topomask.recipes.reproduce.study import Study, run_study, summarize
+from topomask.train.run_folder import versions
 
-STUDIES: dict[str, Callable[[], Study]] = {
+STUDIES: dict[str, Callable[[], Study] | Callable[[], Computation]] = {
     "digits": images.digits,
+    "fig3": computed.fig3,
     "table1": images.table1,
     "table1-tiny-imagenet": images.tiny_imagenet,
     "table3": images.table3,
     "fig6": images.fig6,
     "table4": dynamics.table4,
     "interlacer": dynamics.interlacer,
+    "theory": computed.theorems,
 }
 
 
-def find_study(name: str) -> Study:
-    """A study by its name."""
+def abouts() -> list[tuple[str, str]]:
+    """Names of all, with a line on each."""
+    return [(name, (inspect.getdoc(make) or "").partition("\n")[0]) for name, make in STUDIES.items()]
+
+
+def reproduce(
+    name: str,
+    results: Path,
+    runs: Path,
+    *,
+    overrides: Sequence[str] = (),
+    seeds: Sequence[int] | None = None,
+    only: Sequence[str] = (),
+    show: bool = False,
+) -> Section:
+    """Run what has no result yet, and give the table.
+
+    Args:
+        name: Name of the study.
+        results: Folder of the results of all studies.
+        runs: Folder of the runs of all studies, with their checkpoints.
+        overrides: Fields of all experiments to change, such as ``train.epochs=1``.
+        seeds: Which seeds to run. Default: as many as the study asks for, from 0.
+        only: Names of the rows to run. Default: all.
+        show: Run nothing.
+    """
     if name not in STUDIES:
         close = difflib.get_close_matches(name, STUDIES, 1, cutoff=0.4)
         hint = f" Did you mean {close[0]}?" if close else ""
         raise ValueError(f"There is no study {name!r}.{hint} Studies: {', '.join(STUDIES)}.")
-    return STUDIES[name]()
+    study = STUDIES[name]()
+    if isinstance(study, Computation):
+        if overrides or only or seeds is not None:
+            raise ValueError(f"{name} is computed as it is: it takes no fields, rows or seeds.")
+        return _compute(name, study, results / name, show)
+    study = study.changed(overrides)
+    if not show:
+        chosen = range(study.seeds) if seeds is None else seeds
+        run_study(study, chosen, results / study.folder, runs / study.folder, only=only)
+    section = summarize(study, results / study.folder)
+    return draw_study(study, section, results / study.folder, runs / study.folder)
+
+
+def _compute(name: str, computation: Computation, results: Path, show: bool) -> Section:
+    kept = ResultFolder(results)
+    found = kept.find(name, 0, {})
+    if found is None:
+        if show:
+            raise FileNotFoundError(f"{results} has no result yet. Leave out --show to compute it.")
+        start = time.perf_counter()
+        metrics = computation.compute()
+        found = RunResult(name, 0, metrics, round(time.perf_counter() - start, 1), {}, versions())
+        kept.add(found)
+    return computation.present(found.metrics)

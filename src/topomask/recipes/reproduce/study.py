@@ -12,7 +12,7 @@ from topomask.config import apply_overrides, to_dict
 from topomask.recipes.experiment import Experiment
 from topomask.recipes.pages import Section, Table
 from topomask.recipes.reproduce.results import ResultFolder, RunResult
-from topomask.recipes.reproduce.statistics import paired_difference, spread
+from topomask.recipes.reproduce.statistics import Difference, paired_difference, spread
 from topomask.train.run_folder import versions
 
 NOT_AVAILABLE = "not available"
@@ -184,7 +184,7 @@ def _describe(study: Study, own: dict[int, float]) -> str:
     )
 
 
-def _interval(study: Study, gap: Any) -> str:
+def _interval(study: Study, gap: Difference) -> str:
     mean = f"{study.scale * gap.mean:+.2f}"
     return mean if gap.count < 2 else f"{mean} [{study.scale * gap.low:+.2f}, {study.scale * gap.high:+.2f}]"
 

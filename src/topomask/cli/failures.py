@@ -1,0 +1,33 @@
+"""What a verb says when it cannot do what it was asked."""
+
+from __future__ import annotations
+
+import argparse
+import functools
+from collections.abc import Callable
+
+
+def plain_failures(run: Callable[[argparse.Namespace], None]) -> Callable[[argparse.Namespace], None]:
+    """Turn errors that a user can mend into one line, without a traceback; all others stay as they are."""
+
+    @functools.wraps(run)
+    def wrapped(options: argparse.Namespace) -> None:
+        try:
+            run(options)
+        except (ValueError, OSError, ModuleNotFoundError) as error:
+            raise SystemExit(_message(error)) from None
+        except RuntimeError as error:
+            # Checkpoints that do not fit, and losses that are not finite, explain themselves.
+            if type(error) is RuntimeError:
+                raise
+            raise SystemExit(_message(error)) from None
+        except KeyboardInterrupt:
+            raise SystemExit("Stopped. What was saved is whole; add --resume to go on.") from None
+
+    return wrapped
+
+
+def _message(error: Exception) -> str:
+    if isinstance(error, ModuleNotFoundError) and "pip install" not in str(error):
+        return f"{error}. Install what is missing with: pip install 'topomask[train,data,plot]'"
+    return str(error)

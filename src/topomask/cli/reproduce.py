@@ -1,0 +1,60 @@
+"""``topomask reproduce``: the tables and figures of the papers, at a scale that two cores can bear."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+
+from topomask.cli.failures import plain_failures
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Say what the verb takes."""
+    parser.description = (
+        "Reproduce a table or figure: what has no result yet is run, what was stopped goes on, and the paper's values "
+        "are printed beside ours."
+    )
+    parser.add_argument(
+        "study", help="digits, fig3, table1, table1-tiny-imagenet, table3, fig6, table4, interlacer, theory"
+    )
+    parser.add_argument("overrides", nargs="*", metavar="field=value", help="fields to change; needs --results")
+    parser.add_argument("--seeds", metavar="0,1,...", help="which seeds to run; default: those that the study asks for")
+    parser.add_argument("--only", metavar="NAME,...", help="which rows to run; default: all")
+    parser.add_argument("--show", action="store_true", help="run nothing, and show what there is")
+    parser.add_argument("--results", type=Path, default=Path("results"), help="folder of the results, one JSON per run")
+    parser.add_argument("--runs", type=Path, default=Path("runs"), help="folder of checkpoints and metrics")
+    parser.add_argument("--report", type=Path, help="write an HTML page, too")
+    parser.add_argument("--data", type=Path, metavar="DIR", help="folder of data sets; default: $TOPOMASK_DATA")
+    parser.add_argument("--threads", type=int, help="threads to use; default: as many as there are cores")
+
+
+@plain_failures
+def run(options: argparse.Namespace) -> None:
+    """Run what is missing, and print the table."""
+    if options.overrides and options.results == Path("results"):
+        raise ValueError("With fields of your own, pass a folder of your own, too: --results and --runs.")
+    if options.data is not None:
+        os.environ["TOPOMASK_DATA"] = str(options.data.resolve())
+    import torch
+
+    from topomask.recipes.pages import to_html, to_text
+    from topomask.recipes.plots import write_whole
+    from topomask.recipes.reproduce.registry import reproduce
+
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)
+    section = reproduce(
+        options.study,
+        options.results,
+        options.runs,
+        overrides=options.overrides,
+        seeds=None if options.seeds is None else [int(seed) for seed in options.seeds.split(",")],
+        only=[] if options.only is None else options.only.split(","),
+        show=options.show,
+    )
+    print(to_text(section))
+    if options.report is not None:
+        page = to_html(section.title, [section])
+        write_whole(options.report, lambda file: file.write(page.encode()))
+        print(f"written: {options.report}")

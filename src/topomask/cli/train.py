@@ -1,0 +1,36 @@
+"""``topomask train``: train by a recipe."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from topomask.cli.failures import plain_failures
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Say what the verb takes."""
+    parser.description = "Train by a recipe; topomask list recipes has them all."
+    parser.add_argument("recipe", help="name of the recipe, such as digits")
+    parser.add_argument("overrides", nargs="*", metavar="field=value", help="fields to set, such as train.epochs=5")
+    parser.add_argument("--output", type=Path, help="folder of the run; default: runs/<recipe>")
+    parser.add_argument("--resume", action="store_true", help="go on with the run in that folder, if there is one")
+    parser.add_argument(
+        "--fallback", action="store_true", help="where the last checkpoint is damaged, take an older one"
+    )
+    parser.add_argument("--fields", action="store_true", help="list the fields that can be set, and stop")
+
+
+@plain_failures
+def run(options: argparse.Namespace) -> None:
+    """Train, and draw what happened."""
+    from topomask.config import apply_overrides, field_table
+    from topomask.recipes.registry import recipe
+    from topomask.recipes.training import train_recipe
+
+    experiment = apply_overrides(recipe(options.recipe), options.overrides)
+    if options.fields:
+        print(field_table(experiment))
+        return
+    folder = Path("runs") / options.recipe if options.output is None else options.output
+    train_recipe(experiment, folder, resume=options.resume, fallback=options.fallback)

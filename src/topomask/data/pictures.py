@@ -1,0 +1,143 @@
+"""Pictures and videos of files as tensors."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from topomask.data.extras import need
+
+_MAX_PIXELS = 1 << 26
+Size = int | tuple[int, int]
+
+
+def read_image(path: Path, size: Size | None = None, channels: int = 3) -> Tensor:
+    """A picture, scaled so that it covers the size and cut to it, uint8, [channels, H, W].
+
+    Args:
+        path: The file.
+        size: Height and width, or one number for both. Default: as it is.
+        channels: 3 for colours, 1 for grey.
+    """
+    try:
+        return decode_image(path.read_bytes(), size, channels)
+    except ValueError as error:
+        raise ValueError(f"{path} cannot be read as a picture: {error}") from error
+
+
+def decode_image(content: bytes, size: Size | None = None, channels: int = 3) -> Tensor:
+    """The picture that the bytes of a file hold, see :func:`read_image`."""
+    image_module = need("PIL.Image", "Pillow", "data", "Reading pictures")
+    if channels not in (1, 3):
+        raise ValueError(f"`channels` must be 1 or 3, but is {channels}.")
+    try:
+        with _quiet(), image_module.open(io.BytesIO(content)) as picture:
+            _check_pixels(picture.width, picture.height)
+            picture = picture.convert("RGB" if channels == 3 else "L")
+            if size is not None:
+                picture = _scale_and_cut(picture, size)
+            pixels = np.array(picture).reshape(picture.height, picture.width, channels)
+    # A damaged picture raises nearly anything inside Pillow.
+    except Exception as error:
+        raise ValueError(str(error)) from error
+    return torch.from_numpy(pixels).permute(2, 0, 1).contiguous()
+
+
+def read_video(path: Path, num_frames: int, size: Size, channels: int = 3) -> Tensor:
+    """Frames of a video at even distances, each scaled to cover the size and cut to it, uint8, [T, channels, H, W].
+
+    Args:
+        path: The file. A video with fewer frames repeats some.
+        num_frames: How many frames T.
+        size: Height and width, or one number for both.
+        channels: 3 for colours, 1 for grey.
+    """
+    av = need("av", "PyAV", "video", "Reading videos")
+    if not path.is_file():
+        raise FileNotFoundError(f"There is no file {path}.")
+    try:
+        frames = _sample_frames(av, path, num_frames, size, "rgb24" if channels == 3 else "gray")
+    except (av.error.FFmpegError, ValueError) as error:
+        raise ValueError(f"{path} cannot be read as a video: {error}") from error
+    return torch.from_numpy(frames.reshape(*frames.shape[:3], channels)).permute(0, 3, 1, 2).contiguous()
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Pillow warns about odd metadata, which do not concern the pixels, and about sizes, which are judged here."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def _check_pixels(width: int, height: int) -> None:
+    if width * height > _MAX_PIXELS:
+        raise ValueError(f"it has {width} x {height} pixels, more than {_MAX_PIXELS} in all.")
+
+
+def _cover(width: int, height: int, size: Size) -> tuple[int, int, int, int]:
+    """Width and height that cover the size in the same proportion, and where the middle of that size begins."""
+    rows, columns = (size, size) if isinstance(size, int) else size
+    scale = max(rows / height, columns / width)
+    width, height = max(columns, round(width * scale)), max(rows, round(height * scale))
+    return width, height, (width - columns) // 2, (height - rows) // 2
+
+
+def _scale_and_cut(picture: Any, size: Size) -> Any:
+    rows, columns = (size, size) if isinstance(size, int) else size
+    if picture.size == (columns, rows):
+        return picture
+    width, height, left, top = _cover(picture.width, picture.height, size)
+    return picture.resize((width, height), resample=2).crop((left, top, left + columns, top + rows))
+
+
+def _sample_frames(
+    av: Any, path: Path, num_frames: int, size: Size, colours: str
+) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """Frames at the middles of `num_frames` equal stretches, uint8, [T, H, W, ...]."""
+    # A playlist that calls itself a video may name addresses; only files are opened.
+    options = {"protocol_whitelist": "file"}
+    with av.open(str(path), options=options) as container:
+        if not container.streams.video:
+            raise ValueError("it has no pictures.")
+        count = container.streams.video[0].frames or _count_frames(container)
+    if not count:
+        raise ValueError("it has no pictures.")
+    wanted = ((np.arange(num_frames) + 0.5) * count / num_frames).astype(int)
+    taken: list[np.ndarray[Any, np.dtype[np.uint8]]] = []
+    end = None
+    with av.open(str(path), options=options) as container:
+        for number, frame in enumerate(container.decode(container.streams.video[0])):
+            repeats = int((wanted == number).sum())
+            # Turning a frame into colours costs time, so only those that are wanted are.
+            taken += [_cut_frame(frame, size, colours)] * repeats if repeats else []
+            end = frame
+            if len(taken) == num_frames:
+                break
+    if end is None:
+        raise ValueError("none of its pictures can be decoded.")
+    if len(taken) < num_frames:
+        # The file holds fewer frames than it says.
+        taken += [_cut_frame(end, size, colours)] * (num_frames - len(taken))
+    return np.stack(taken)
+
+
+def _count_frames(container: Any) -> int:
+    """Packets of the first video stream: one per frame, and cheap to count."""
+    return sum(packet.size > 0 for packet in container.demux(container.streams.video[0]))
+
+
+def _cut_frame(frame: Any, size: Size, colours: str) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    _check_pixels(frame.width, frame.height)
+    rows, columns = (size, size) if isinstance(size, int) else size
+    width, height, left, top = _cover(frame.width, frame.height, size)
+    pixels = frame.reformat(width=width, height=height, format=colours).to_ndarray()
+    return pixels[top : top + rows, left : left + columns]

@@ -1,0 +1,33 @@
+"""What there is, by name, with a line on each."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from topomask.data import ENTRIES
+from topomask.models.attention_variants import VARIANTS
+from topomask.recipes.named_graphs import BUILDERS
+from topomask.recipes.named_masks import MASKS
+from topomask.recipes.registry import RECIPES
+from topomask.recipes.reproduce.registry import abouts
+
+
+def catalogue(kind: str) -> Iterator[tuple[str, str]]:
+    """Names and lines of recipes, attention, data, masks, graphs or studies."""
+    yield from _CATALOGUES[kind]()
+
+
+def _first_line(function: Callable[..., Any]) -> str:
+    return (inspect.getdoc(function) or "").partition("\n")[0]
+
+
+_CATALOGUES: dict[str, Callable[[], list[tuple[str, str]]]] = {
+    "recipes": lambda: [(name, _first_line(make)) for name, make in RECIPES.items()],
+    "attention": lambda: [(name, variant.about) for name, variant in VARIANTS.items()],
+    "data": lambda: [(name, entry.summary) for name, entry in ENTRIES.items()],
+    "masks": lambda: [(name, recipe.about) for name, recipe in MASKS.items()],
+    "graphs": lambda: [(f"{name}:{each.example}", each.about) for name, each in BUILDERS.items()],
+    "studies": abouts,
+}

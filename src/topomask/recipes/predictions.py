@@ -1,0 +1,109 @@
+"""What a trained model says of files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from topomask.data import read_image, read_video
+from topomask.models import Interlacer
+from topomask.recipes.labelled import ImageExperiment, LabelledExperiment, VideoExperiment
+from topomask.recipes.plots import write_whole
+from topomask.recipes.registry import TrainedRun
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What is said of one file.
+
+    Args:
+        text: In a line.
+        facts: As JSON.
+    """
+
+    text: str
+    facts: dict[str, Any]
+
+
+def predict(
+    run: TrainedRun, files: Sequence[Path], *, top: int = 3, num_steps: int = 6, output: Path | None = None
+) -> Iterator[Prediction]:
+    """Classify pictures or videos, or follow particles, file by file.
+
+    Args:
+        run: The trained run.
+        files: The files.
+        top: Classes to name for each.
+        num_steps: Frames to follow particles for.
+        output: Where to write the positions of particles. Default: beside the file, as ``<file>-predicted.npz``.
+    """
+    if top < 1 or num_steps < 1:
+        raise ValueError(f"`top` and `steps` must be at least 1, but are {top} and {num_steps}.")
+    experiment = run.experiment
+    if isinstance(experiment, LabelledExperiment):
+        if output is not None:
+            raise ValueError("`output` is for particles. Classes are printed; add --json for lines of JSON.")
+        for path in files:
+            yield _classify(run, experiment, path, top)
+        return
+    if output is not None and len(files) > 1:
+        raise ValueError(f"`output` is one file, but there are {len(files)} to predict for. Leave it out.")
+    for path in files:
+        target = path.with_name(f"{path.stem}-predicted.npz") if output is None else output
+        yield _follow(run, path, num_steps, target)
+
+
+def _classify(run: TrainedRun, experiment: LabelledExperiment, path: Path, top: int) -> Prediction:
+    assert experiment.facts is not None
+    inputs = experiment.augment().without_draws()(_read(experiment, path)[None])
+    with torch.no_grad():
+        chances = run.model(inputs)[0].softmax(dim=-1)
+    best = chances.topk(min(top, len(chances)))
+    classes = [
+        (experiment.facts.classes[i], p) for i, p in zip(best.indices.tolist(), best.values.tolist(), strict=True)
+    ]
+    text = f"{path}: " + ", ".join(f"{name} {chance:.1%}" for name, chance in classes)
+    return Prediction(text, {"file": str(path), "classes": [{"name": name, "probability": p} for name, p in classes]})
+
+
+def _read(experiment: LabelledExperiment, path: Path) -> Tensor:
+    """A picture or video as the data set would have it."""
+    assert isinstance(experiment, ImageExperiment | VideoExperiment)
+    size, channels = experiment.model.image_size, experiment.model.in_channels
+    assert size is not None
+    assert channels is not None
+    if isinstance(experiment, ImageExperiment):
+        return read_image(path, size, channels)
+    assert experiment.model.num_frames is not None
+    return read_video(path, experiment.model.num_frames, size, channels)
+
+
+def _follow(run: TrainedRun, path: Path, num_steps: int, target: Path) -> Prediction:
+    model = run.model
+    assert isinstance(model, Interlacer)
+    positions, features = _read_particles(path)
+    with torch.no_grad():
+        moved, changed = model.rollout(positions, features, num_steps)
+    write_whole(target, lambda file: np.savez(file, positions=moved.numpy(), features=changed.numpy()))
+    mean = float((moved[-1] - positions).norm(dim=-1).mean())
+    facts = {"file": str(path), "written": str(target), "steps": num_steps, "mean_distance": mean}
+    return Prediction(f"{path}: {len(positions):,} particles move {mean:.3g} m on average, {target}", facts)
+
+
+def _read_particles(path: Path) -> tuple[Tensor, Tensor]:
+    expected = "It must be an .npz file with positions [N, 3] and features [N, F], as numpy.savez writes it."
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            arrays = [archive[name] for name in ("positions", "features")]
+    except FileNotFoundError:
+        raise FileNotFoundError(f"There is no file {path}.") from None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} cannot be read ({error}). {expected}") from None
+    positions, features = (torch.from_numpy(np.asarray(array, dtype=np.float32)) for array in arrays)
+    return positions, features

@@ -1,0 +1,128 @@
+"""What is computed without training: the operations of Fig. 3, and the theorems."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+
+import topomask as tm
+from topomask import theory
+from topomask.recipes.estimates import convergence
+from topomask.recipes.flops import count_flops
+from topomask.recipes.pages import Section, Table, draw_picture
+
+Metrics = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Computation:
+    """A figure or theorem that is computed in a minute.
+
+    Args:
+        compute: Gives numbers, as JSON.
+        present: Makes a section of them.
+    """
+
+    compute: Callable[[], Metrics]
+    present: Callable[[Metrics], Section]
+
+
+def fig3() -> Computation:
+    """Fig. 3: operations by the number of tokens."""
+    return Computation(_count, _present_fig3)
+
+
+def _count() -> Metrics:
+    points = [{"nodes": 2**exponent} | count_flops(2**exponent) for exponent in range(6, 17)]
+    nodes = np.log([point["nodes"] for point in points])
+    # The largest half of the sizes, where constants no longer count.
+    half = len(points) // 2
+    slopes = {
+        name: float(np.polyfit(nodes[half:], np.log([point[name] for point in points])[half:], 1)[0])
+        for name in ("softmax", "linear", "masked")
+    }
+    return {"points": points, "slopes": slopes}
+
+
+def _present_fig3(found: Metrics) -> Section:
+    points, slopes = found["points"], found["slopes"]
+    rows = [[f"{p['nodes']:,}", *(f"{p[name] / 1e6:.4g}" for name in ("softmax", "linear", "masked"))] for p in points]
+    figure = Figure(figsize=(5.5, 4), layout="constrained")
+    axes = figure.subplots()
+    labels = {"softmax": "softmax", "linear": "linear", "masked": "linear, masked by walks"}
+    colours = {"softmax": "tab:orange", "linear": "tab:gray", "masked": "tab:blue"}
+    for name, label in labels.items():
+        axes.loglog([p["nodes"] for p in points], [p[name] for p in points], "o-", ms=3, label=label, c=colours[name])
+    axes.set(xlabel="tokens", ylabel="operations")
+    axes.grid(alpha=0.3, which="both")
+    axes.legend(frameon=False)
+    last = points[-1]
+    linear = abs(slopes["masked"] - 1.0) < 0.05
+    return Section(
+        "Fig. 3: operations of attention",
+        (
+            "A path, 4 i.i.d. walks that halt with probability 0.5, 8 features, 8 values; masked attention as the mean "
+            "of 10 seeds, by the way that the library takes. The paper's values are in a plot: not available.",
+        ),
+        Table(["tokens", "softmax, million", "linear, million", "masked, million"], rows),
+        (
+            f"Masked attention is O(N) (the paper: so in a plot): {'holds' if linear else 'does not hold'} here, "
+            f"the slope on logarithmic axes is {slopes['masked']:.3f}, that of softmax {slopes['softmax']:.3f}.",
+            f"A constant factor beside unmasked linear attention (the paper: above it, in a plot): "
+            f"{last['masked'] / last['linear']:.2f} at {last['nodes']:,} tokens.",
+        ),
+        (draw_picture(figure, "Operations against tokens, on logarithmic axes"),),
+    )
+
+
+def theorems() -> Computation:
+    """Theorem 3.1 and Lemma 3.2: errors and sparsity beside their bounds."""
+    return Computation(_converge, _present_theory)
+
+
+def _converge() -> Metrics:
+    graph, f = tm.grid_graph(8, 8), 0.5 ** torch.arange(11, dtype=torch.float64)
+    found = asdict(convergence(graph, f, [2**k for k in range(2, 11)]))
+    sparsity = []
+    for num_walks, halt_prob in ((4, 0.5), (20, 0.1), (100, 0.1)):
+        features = tm.sample_features(tm.grid_graph(32, 32), num_walks, 10, halt_prob, "iid", seed=0)
+        measured = float(features.row_ptr.diff().double().quantile(0.95))
+        bound = theory.sparsity_bound(num_walks, halt_prob, 10)
+        sparsity.append({"walks": num_walks, "halt": halt_prob, "bound": bound, "measured": measured})
+    return found | {"sparsity": sparsity}
+
+
+def _present_theory(found: Metrics) -> Section:
+    columns = (found["num_walks"], found["errors"], found["quantiles"], found["bounds"])
+    rows = [[f"{n:,}", f"{e:.4f}", f"{q:.2e}", f"{b:.2e}", f"{b / q:.0f}"] for n, e, q, b in zip(*columns, strict=True)]
+    figure = Figure(figsize=(5.5, 4), layout="constrained")
+    axes = figure.subplots()
+    axes.loglog(found["num_walks"], found["bounds"], "--", c="tab:gray", label="Theorem 3.1 allows")
+    axes.loglog(found["num_walks"], found["quantiles"], "s-", ms=4, c="tab:orange", label="95 % of entries are within")
+    axes.set(xlabel="walkers per node", ylabel="error of an entry")
+    axes.grid(alpha=0.3, which="both")
+    axes.legend(frameon=False)
+    below = all(q <= b for q, b in zip(found["quantiles"], found["bounds"], strict=True))
+    sparse = all(each["measured"] <= each["bound"] for each in found["sparsity"])
+    return Section(
+        "Theory: Theorem 3.1 and Lemma 3.2",
+        ("I.i.d. walks on an 8 x 8 grid that halt with probability 0.1, f = 0.5^k, 5 seeds.",),
+        Table(["walkers", "relative error", "95 % of entries within", "Theorem 3.1 allows", "times loose"], rows),
+        (
+            f"Errors fall with the root of the number of walkers: the slope is {found['slope']:.3f}, where -0.5 is "
+            f"expected.",
+            f"95 % of entries are within the bound of Theorem 3.1: {'holds' if below else 'does not hold'} here.",
+            f"Rows are as sparse as Lemma 3.2 says: {'holds' if sparse else 'does not hold'} here, "
+            + "; ".join(
+                f"{each['walks']} walks, halt {each['halt']}: {each['measured']:.0f} of {each['bound']} allowed"
+                for each in found["sparsity"]
+            )
+            + " (95 % of rows).",
+        ),
+        (draw_picture(figure, "Error of an entry against walkers, on logarithmic axes"),),
+    )

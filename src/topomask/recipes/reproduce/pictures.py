@@ -1,0 +1,62 @@
+"""Pictures of a study: its values with their spread, and how training went."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from topomask.recipes.pages import Picture, Section, draw_picture
+from topomask.recipes.reproduce.study import Study, collect
+from topomask.train import read_metrics
+
+
+def draw_study(study: Study, section: Section, results: Path, runs: Path) -> Section:
+    """The section with pictures of its values, and of the runs that are still there."""
+    pictures = [_values(study, results)]
+    curves = _curves(study, runs)
+    return replace(section, pictures=[*pictures, *([] if curves is None else [curves])])
+
+
+def _values(study: Study, results: Path) -> Picture:
+    """One dot per seed, and their mean."""
+    values = collect(study, results)
+    figure = Figure(figsize=(7, 0.9 + 0.38 * len(study.cells)), layout="constrained")
+    axes = figure.subplots()
+    for place, cell in enumerate(study.cells):
+        own = study.scale * np.array(list(values[cell.name].values()))
+        if len(own):
+            base = cell.name == study.baseline
+            axes.plot(own, [place] * len(own), "o", c="tab:gray" if base else "tab:blue", alpha=0.5, ms=5)
+            axes.plot([own.mean()], [place], "|", c="black", ms=14, mew=2)
+    axes.set_yticks(range(len(study.cells)), [cell.label for cell in study.cells])
+    axes.invert_yaxis()
+    axes.grid(alpha=0.3)
+    axes.set_xlabel(f"{study.metric.replace('_', ' ')}, {study.unit}")
+    return draw_picture(figure, "Every seed, and the mean", width=700)
+
+
+def _curves(study: Study, runs: Path) -> Picture | None:
+    """The training loss of every cell, as the mean over its seeds; None where no run is there."""
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    axes = figure.subplots()
+    for cell in study.cells:
+        lines = [_losses(path) for path in sorted(runs.glob(f"{cell.name}-[0-9]*/metrics.jsonl"))]
+        lines = [line for line in lines if len(line)]
+        if lines:
+            shortest = min(len(line) for line in lines)
+            mean = np.mean([line[:shortest] for line in lines], axis=0)
+            axes.plot(mean[:, 0], mean[:, 1], lw=1.2, label=cell.label)
+    if not axes.lines:
+        return None
+    axes.set(xlabel="epoch", ylabel="training loss", yscale="log")
+    axes.grid(alpha=0.3, which="both")
+    axes.legend(frameon=False, fontsize=8)
+    return draw_picture(figure, "Training loss, mean over seeds", width=700)
+
+
+def _losses(path: Path) -> np.ndarray:
+    lines = [line for line in read_metrics(path) if line["event"] == "train" and line.get("loss") is not None]
+    return np.array([(line["epoch"], line["loss"]) for line in lines])
