@@ -1,4 +1,4 @@
-"""A minute's tour: how good the mask is, what it looks like, and attention on 32,768 tokens."""
+"""A tour: how good the mask is, what it looks like, attention on 32,768 tokens, and what a transformer gains by it."""
 
 from __future__ import annotations
 
@@ -15,39 +15,41 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
 from matplotlib.colors import PowerNorm
+from matplotlib.figure import Figure
 from torch import Tensor
 from torch.nn import functional as F
 
 import topomask as tm
+from topomask.recipes.demo_training import show_training
 from topomask.recipes.estimates import convergence, mask_errors
+from topomask.recipes.pages import Picture, Section, Table, draw_picture, to_html, to_text
+from topomask.recipes.plots import write_whole
 
 COLOURS = "YlOrRd"
 TOKENS = (128, 256)
 
 
 def main(output: Path = Path("demo_output")) -> None:
-    """Run the tour and write its pictures."""
-    output.mkdir(exist_ok=True)
+    """Run the tour, and write its pictures and a report."""
+    output.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(0)
     print("topomask: which graph do the tokens live on?\n")
-    show_error(output / "error.png")
-    show_rows(output / "rows.png")
-    show_attention(output / "attention.png")
-    print(f"\nPictures: {', '.join(sorted(str(path) for path in output.glob('*.png')))}")
+    sections = []
+    for part in (show_error, show_rows, show_attention, show_training):
+        section = part(output)
+        sections.append(section)
+        print(to_text(section), flush=True)
+    page = to_html("topomask: which graph do the tokens live on?", sections)
+    write_whole(output / "report.html", lambda file: file.write(page.encode()))
+    print(f"Everything on one page: {output / 'report.html'}")
 
 
-def show_error(path: Path) -> None:
+def show_error(output: Path) -> Section:
     """Mask error against the number of walkers, beside the bound."""
     graph, f = tm.grid_graph(16, 16), 0.5 ** torch.arange(11, dtype=torch.float64)
     counts = [4, 8, 16, 32, 64, 128, 256]
     found = convergence(graph, f, counts, num_seeds=3)
     repelling = [float(np.mean(mask_errors(graph, f, n, range(3)))) for n in counts]
-
-    print("1. Error of the mask on a 16 x 16 grid (relative, Frobenius norm)\n")
-    print("   walkers   i.i.d., halt 0.1   repelling (ours)   95 % of entries   Theorem 3.1 allows")
-    for row in zip(counts, found.errors, repelling, found.quantiles, found.bounds, strict=True):
-        print("   {:7d}   {:16.4f}   {:16.4f}   {:15.4f}   {:18.2f}".format(*row))
-    print(f"   slope of i.i.d. walks: {found.slope:.2f} (theory: -0.5)\n")
 
     figure, (left, right) = plt.subplots(1, 2, figsize=(9.5, 3.8), layout="constrained")
     left.loglog(counts, found.errors, "o-", color="tab:orange", label="i.i.d. walks, halting 0.1 (the paper's)")
@@ -59,11 +61,18 @@ def show_error(path: Path) -> None:
     for axes in (left, right):
         axes.grid(alpha=0.3, which="both")
         axes.legend(frameon=False, fontsize=8)
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
+    rows = zip(counts, found.errors, repelling, found.quantiles, found.bounds, strict=True)
+    headings = ["walkers", "i.i.d., halt 0.1", "repelling (ours)", "95 % of entries within", "Theorem 3.1 allows"]
+    return Section(
+        "1. How good is the mask?",
+        ("Relative error on a 16 x 16 grid, Frobenius norm; the last two columns are about single entries.",),
+        Table(headings, [[f"{row[0]}", *(f"{value:.4f}" for value in row[1:])] for row in rows]),
+        (f"Slope of i.i.d. walks: {found.slope:.2f} (theory: -0.5).",),
+        (_keep(figure, output / "error.png", "Error against walkers"),),
+    )
 
 
-def show_rows(path: Path) -> None:
+def show_rows(output: Path) -> Section:
     """One row of the mask, exact and estimated, on a grid and on a kNN graph."""
     points = np.random.default_rng(1).random((600, 2))
     places = np.stack(np.unravel_index(np.arange(17 * 17), (17, 17)), axis=1)[:, ::-1].astype(float)
@@ -88,9 +97,12 @@ def show_rows(path: Path) -> None:
     shades = plt.cm.ScalarMappable(norm=PowerNorm(0.5, 0, 1), cmap=COLOURS)
     figure.colorbar(shades, ax=grid, shrink=0.6, label="entry of the mask, relative to the largest")
     figure.suptitle("One row of the mask: how much the marked token attends to the others")
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
-    print(f"2. Rows of the mask on a grid and on a kNN graph: see {path}\n")
+    return Section(
+        "2. What does it look like?",
+        ("One row of the mask on a grid and on a kNN graph, exact and by 20 walks per token.",),
+        notes=(f"See {output / 'rows.png'}.",),
+        pictures=(_keep(figure, output / "rows.png", "Rows of the mask on a grid and on a kNN graph"),),
+    )
 
 
 def _row(mask: tm.Mask, node: int) -> np.ndarray:
@@ -112,7 +124,7 @@ def _draw(axes: Axes, graph: tm.Graph, places: np.ndarray, values: np.ndarray, n
     axes.set_frame_on(False)
 
 
-def show_attention(path: Path) -> None:
+def show_attention(output: Path) -> Section:
     """Masked attention on 32,768 tokens beside its exact answer."""
     graph = tm.grid_graph(*TOKENS)
     q, k, v = torch.randn(3, 1, 1, graph.num_nodes, 32)
@@ -130,16 +142,6 @@ def show_attention(path: Path) -> None:
     size = graph.num_nodes**2 * 4 / 1e9
     plan = tm.plan_attention(mask, 32, 32)
 
-    print(f"3. Attention on {graph.num_nodes:,} tokens of width 32 (a dense mask would take {size:.1f} GB)\n")
-    for name, time_taken in (
-        ("masked, 20 repelling walks of length 10", seconds),
-        ("masked, exact power series", seconds_exact),
-        ("unmasked linear attention", seconds_plain),
-        ("unmasked softmax attention, O(N^2)", seconds_softmax),
-    ):
-        print(f"   {name:42s} {time_taken:6.3f} s")
-    print(f"   relative error of the masked output: {error:.3f}   (way taken: {plan.strategy})")
-
     panels = {
         "the picture": picture,
         "values: the picture with noise": v,
@@ -155,8 +157,27 @@ def show_attention(path: Path) -> None:
         axes.set_axis_off()
     figure.colorbar(shown, ax=grid, shrink=0.7)
     figure.suptitle(f"Attention on {graph.num_nodes:,} tokens, first channel (relative error of all: {error:.3f})")
-    figure.savefig(path, dpi=150)
+    rows = [
+        ["masked, 20 repelling walks of length 10", f"{seconds:.3f}"],
+        ["masked, exact power series", f"{seconds_exact:.3f}"],
+        ["unmasked linear attention", f"{seconds_plain:.3f}"],
+        ["unmasked softmax attention, O(N^2)", f"{seconds_softmax:.3f}"],
+    ]
+    return Section(
+        f"3. Attention on {graph.num_nodes:,} tokens",
+        (f"Width 32; a dense mask would take {size:.1f} GB.",),
+        Table(["", "seconds"], rows),
+        (f"Relative error of the masked output: {error:.3f} (way taken: {plan.strategy}).",),
+        (_keep(figure, output / "attention.png", "What attention makes of a noisy picture"),),
+    )
+
+
+def _keep(figure: Figure, path: Path, about: str) -> Picture:
+    """The figure as a picture of the report and as a file."""
+    picture = draw_picture(figure, about, width=900)
+    write_whole(path, lambda file: file.write(picture.png))
     plt.close(figure)
+    return picture
 
 
 def _picture(height: int, width: int) -> Tensor:
