@@ -9,7 +9,7 @@ from topomask.cli.failures import plain_failures
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Say what the verb takes."""
-    parser.description = "Print versions, threads and backends, and test the library for two seconds (longer the first time)."
+    parser.description = "Print versions and backends, and test the library for two seconds (longer the first time)."
 
 
 @plain_failures

@@ -39,7 +39,7 @@ def run(options: argparse.Namespace) -> None:
     import torch
 
     from topomask.recipes.pages import to_html, to_text
-    from topomask.recipes.plots import write_whole
+    from topomask.recipes.plots import write_content
     from topomask.recipes.reproduce.registry import reproduce
 
     if options.threads is not None:
@@ -56,5 +56,5 @@ def run(options: argparse.Namespace) -> None:
     print(to_text(section))
     if options.report is not None:
         page = to_html(section.title, [section])
-        write_whole(options.report, lambda file: file.write(page.encode()))
+        write_content(options.report, page.encode())
         print(f"written: {options.report}")

@@ -23,7 +23,7 @@ import topomask as tm
 from topomask.recipes.demo_training import show_training
 from topomask.recipes.estimates import convergence, mask_errors
 from topomask.recipes.pages import Picture, Section, Table, draw_picture, to_html, to_text
-from topomask.recipes.plots import write_whole
+from topomask.recipes.plots import write_content
 
 COLOURS = "YlOrRd"
 TOKENS = (128, 256)
@@ -40,7 +40,7 @@ def main(output: Path = Path("demo_output")) -> None:
         sections.append(section)
         print(to_text(section), flush=True)
     page = to_html("topomask: which graph do the tokens live on?", sections)
-    write_whole(output / "report.html", lambda file: file.write(page.encode()))
+    write_content(output / "report.html", page.encode())
     print(f"Everything on one page: {output / 'report.html'}")
 
 
@@ -175,7 +175,7 @@ def show_attention(output: Path) -> Section:
 def _keep(figure: Figure, path: Path, about: str) -> Picture:
     """The figure as a picture of the report and as a file."""
     picture = draw_picture(figure, about, width=900)
-    write_whole(path, lambda file: file.write(picture.png))
+    write_content(path, picture.png)
     plt.close(figure)
     return picture
 

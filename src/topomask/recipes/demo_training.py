@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from topomask.recipes import images
 from topomask.recipes.labelled import ImageExperiment
 from topomask.recipes.pages import Picture, Section, Table, draw_picture
-from topomask.recipes.plots import write_whole
+from topomask.recipes.plots import write_content
 from topomask.train import Result, plot_modulations, read_metrics
 
 VARIANTS = {"linear": "linear attention, unmasked", "grf": "linear attention, masked by walks"}
@@ -74,5 +74,5 @@ def _draw_curves(folder: Path, path: Path) -> Picture:
     axes.grid(alpha=0.3)
     axes.legend(frameon=False)
     picture = draw_picture(figure, "Test accuracy by epoch", width=520)
-    write_whole(path, lambda file: file.write(picture.png))
+    write_content(path, picture.png)
     return picture

@@ -21,7 +21,7 @@ from topomask.recipes.layouts import layout
 from topomask.recipes.named_graphs import NamedGraph, load_graph
 from topomask.recipes.named_masks import build_mask
 from topomask.recipes.pages import Section, Table, draw_picture, to_html
-from topomask.recipes.plots import add_colour_bar, draw_on_graph, mask_rows, save_figure, shades, write_whole
+from topomask.recipes.plots import add_colour_bar, draw_on_graph, mask_rows, save_figure, shades, write_content
 
 PICTURES = ("rows", "heat", "spectrum")
 SUFFIXES = (".png", ".svg", ".pdf", ".html")
@@ -103,7 +103,7 @@ def draw_mask(
     shown = [kind for kind in PICTURES if kind in (show or PICTURES) and (kind == "rows" or portrait.dense is not None)]
     if output.suffix.lower() == ".html":
         report = _report(portrait, shown, facts)
-        write_whole(output, lambda file: file.write(report.encode()))
+        write_content(output, report.encode())
     else:
         save_figure(_figure(portrait, shown), output)
     return facts

@@ -152,3 +152,8 @@ def write_whole(path: Path, write: Callable[[BinaryIO], object]) -> None:
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
+
+
+def write_content(path: Path, content: bytes) -> None:
+    """Write all of a file or nothing."""
+    write_whole(path, lambda file: file.write(content))

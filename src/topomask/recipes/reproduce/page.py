@@ -5,18 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 
 from topomask.recipes.pages import Section, to_markdown
-from topomask.recipes.plots import write_whole
+from topomask.recipes.plots import write_content
 from topomask.recipes.reproduce.registry import STUDIES, reproduce
 
 _HEAD = """# Results
 
-What the papers claim, beside what comes out here. Every table is made by one command, `topomask reproduce NAME`, from the
-results of single runs in [../results](../results): config, seed, versions and duration of each. This page is made of them by
-`python -m topomask.recipes.reproduce.page`.
+What the papers claim, beside what comes out here. Every table is made by one command, `topomask reproduce NAME`, from
+the results of single runs in [../results](../results): config, seed, versions and duration of each. This page is made
+of them by `python -m topomask.recipes.reproduce.page`.
 
-The scale is that of two cores, so the numbers are not the paper's; the question is whether its ordering appears. A claim
-"holds" where the 95 % interval of the difference, paired by seed (Student's t), lies above 0, "does not hold" where it lies
-below, and is "undecided" otherwise. Accuracies are of the last step; nothing was chosen by them.
+The scale is that of two cores, so the numbers are not the paper's; the question is whether its ordering appears. A
+claim "holds" where the 95 % interval of the difference, paired by seed (Student's t), lies above 0, "does not hold"
+where it lies below, and is "undecided" otherwise. Accuracies are of the last step; nothing was chosen by them.
 """
 
 
@@ -36,14 +36,14 @@ def write_page(results: Path, runs: Path, docs: Path) -> None:
             continue
         parts.append(_to_part(name, section, docs))
     text = "\n".join(parts)
-    write_whole(docs / "results.md", lambda file: file.write(text.encode()))
+    write_content(docs / "results.md", text.encode())
 
 
 def _to_part(name: str, section: Section, docs: Path) -> str:
     text = to_markdown(section) + f"\n`topomask reproduce {name}`\n"
     for number, picture in enumerate(section.pictures):
         path = docs / "figures" / "results" / f"{name}-{number}.png"
-        write_whole(path, lambda file, picture=picture: file.write(picture.png))
+        write_content(path, picture.png)
         text += f"\n![{picture.about}]({path.relative_to(docs)})\n"
     return text
 
