@@ -24,7 +24,7 @@ LONG = ("softmax", "linear", "grf", "grf-paper")
 
 def main(quick: bool = False) -> None:
     small = measure_grid(4 if quick else 14, 4 if quick else 32, tuple(VARIANTS), 2 if quick else 9)
-    large = measure_grid(8 if quick else 64, 1 if quick else 2, LONG, 2 if quick else 5)
+    large = measure_grid(8 if quick else 64, 1 if quick else 8, LONG, 2 if quick else 5)
     against_linear = measure.ratio(small["linear"], small["grf"])
     against_softmax = measure.ratio(large["softmax"], large["grf"])
     paper = measure.ratio(small["linear"], small["grf-paper"])

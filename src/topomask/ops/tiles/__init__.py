@@ -143,10 +143,10 @@ def backward(
     count = len(blocks) - 1
     scratch, bits = _room(layout, count, 6, 2, q.shape[2], q.shape[2], v.shape[2])
     grad_q = torch.empty_like(q, memory_format=torch.contiguous_format)
-    parts_k, parts_v = (q.new_zeros(count, *x.shape[:2], _padded(x.shape[2])) for x in (k, v))
+    parts_k, parts_v = (_zeros(count, *x.shape[:2], _padded(x.shape[2])) for x in (k, v))
     grad_entries = [torch.empty_like(x) for x in source.entries[2:]]
     grad_query = [torch.empty_like(x) for x in source.features[2:4]]
-    parts_key = [x.new_zeros(count, len(x)) for x in source.features[6:]]
+    parts_key = [_zeros(count, len(x)) for x in source.features[6:]]
     backward_kernel(
         source.kind,
         softmax,
@@ -166,6 +166,11 @@ def backward(
     grad_k, grad_v = (_sum_parts(parts)[..., : x.shape[2]].contiguous() for parts, x in ((parts_k, k), (parts_v, v)))
     grads = [*grad_query, *(_sum_parts(part) for part in parts_key)] if source.kind == FEATURES else grad_entries
     return ([] if source.kind == PACKED else grads), grad_q, grad_k, grad_v
+
+
+def _zeros(*shape: int) -> Tensor:
+    """Zeros that are not written before they are used: a block touches its own neighbourhood only."""
+    return torch.from_numpy(np.zeros(shape, np.float32))
 
 
 def _sum_parts(parts: Tensor) -> Tensor:
