@@ -15,7 +15,7 @@ def digits() -> ImageExperiment:
         recipe="digits",
         data=LabelledData("digits"),
         model=VisionTransformerConfig(patch_size=1, dim=32, depth=3, num_heads=4, mlp_ratio=2.0, pooling="mean"),
-        train=TrainConfig(OptimConfig(lr=3e-3, warmup=0.1, decay=0.9, weight_decay=0.01), epochs=40),
+        train=TrainConfig(OptimConfig(lr=6e-3, warmup=0.1, decay=0.9, weight_decay=0.01), epochs=40),
     )
 
 
