@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from abc import abstractmethod
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
@@ -64,7 +65,18 @@ class LabelledData:
             options["limit"] = self.limit
         if self.num_videos is not None and split != "train":
             del options["num_videos"]
+        self._check_options(options)
         return _load(self.name, self.root, split, tuple(options.items()))
+
+    def _check_options(self, options: Iterable[str]) -> None:
+        known = ENTRIES[self.name].options() if self.name in ENTRIES else options
+        for name in options:
+            if name not in known:
+                fields = [field.name for field in dataclasses.fields(self) if field.name in known]
+                raise ValueError(
+                    f"`data.{name}` says nothing to the data set {self.name!r}, which takes {', '.join(fields)}. "
+                    "Leave it out."
+                )
 
 
 # An experiment asks for its sets more than once, and a table has many experiments on the same.
@@ -110,6 +122,8 @@ class LabelledExperiment(Experiment):
     def fitted(self) -> Self:
         """The same with shapes, classes and their names taken from the data."""
         found = self.data.load("train")
+        if not isinstance(found, LabelledSet):
+            raise ValueError(f"`data.name` is {self.data.name!r}, which has no classes. Take another data set.")
         facts = Facts(tuple(found.classes), tuple(found.mean), tuple(found.std))
         return replace(self._fit_model(found), facts=facts)
 
