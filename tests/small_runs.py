@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import av
 import numpy as np
 from PIL import Image
 
@@ -27,21 +26,6 @@ def write_picture(path: Path, size: tuple[int, int] = (8, 8)) -> Path:
     """A grey picture with a gradient; the size is width, height."""
     width, height = size
     Image.fromarray(np.linspace(0, 255, width * height, dtype=np.uint8).reshape(height, width)).save(path)
-    return path
-
-
-def write_video(path: Path, num_frames: int = 6, size: tuple[int, int] = (32, 24)) -> Path:
-    """A video whose frame t is grey of value 10 t."""
-    with av.open(str(path), "w") as container:
-        stream = container.add_stream("mpeg4", rate=10)
-        stream.width, stream.height = size
-        stream.pix_fmt = "yuv420p"
-        for number in range(num_frames):
-            pixels = np.full((size[1], size[0], 3), 10 * number, np.uint8)
-            for packet in stream.encode(av.VideoFrame.from_ndarray(pixels, format="rgb24")):
-                container.mux(packet)
-        for packet in stream.encode():
-            container.mux(packet)
     return path
 
 

@@ -3,7 +3,8 @@ import json
 import numpy as np
 import pytest
 
-from small_runs import SMALL, write_particles, write_picture, write_video
+from data_files import write_video
+from small_runs import SMALL, write_particles, write_picture
 from topomask.cli import main
 
 

@@ -4,8 +4,8 @@ import shutil
 import pytest
 import torch
 
-from data_files import write_pictures
-from small_runs import MODEL, SMALL, write_particles, write_picture, write_video
+from data_files import write_pictures, write_video
+from small_runs import MODEL, SMALL, write_particles, write_picture
 from topomask.cli import main
 from topomask.train import read_checkpoint, read_metrics
 

@@ -38,6 +38,8 @@ def run(options: argparse.Namespace) -> None:
     """Run what is missing, and print the table."""
     if options.overrides and (options.results == _RESULTS or options.runs == _RUNS):
         raise ValueError("With fields of your own, pass folders of your own, too: --results and --runs.")
+    if options.threads is not None and options.threads < 1:
+        raise ValueError(f"`--threads` must be at least 1, but is {options.threads}.")
     if options.data is not None:
         os.environ["TOPOMASK_DATA"] = str(options.data.resolve())
     import torch

@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from torch import nn
 
-from topomask.data import ENTRIES, Augment, Batches, LabelledSet, load
+from topomask.data import ENTRIES, Augment, Batches, LabelledSet, data_root, load
 from topomask.models import VideoTransformerConfig, VisionTransformerConfig
 from topomask.recipes.experiment import Experiment
 from topomask.train import Classification, Task
@@ -66,7 +66,7 @@ class LabelledData:
         if self.num_videos is not None and split != "train":
             del options["num_videos"]
         self._check_options(options)
-        return _load(self.name, self.root, split, tuple(options.items()))
+        return _load(self.name, data_root(self.root), split, tuple(options.items()))
 
     def _check_options(self, options: Iterable[str]) -> None:
         known = ENTRIES[self.name].options() if self.name in ENTRIES else options
@@ -81,7 +81,7 @@ class LabelledData:
 
 # An experiment asks for its sets more than once, and a table has many experiments on the same.
 @lru_cache(maxsize=4)
-def _load(name: str, root: Path | None, split: str, options: tuple[tuple[str, Any], ...]) -> LabelledSet:
+def _load(name: str, root: Path, split: str, options: tuple[tuple[str, Any], ...]) -> LabelledSet:
     return load(name, root, split, **dict(options))
 
 
