@@ -5,6 +5,7 @@ import struct
 import zipfile
 from pathlib import Path
 
+import av
 import numpy as np
 from PIL import Image
 
@@ -40,6 +41,28 @@ def write_pictures(folder: Path, per_class: int = 4, size: tuple[int, int] = (8,
             place.mkdir(parents=True)
             for number in range(per_class):
                 picture(color, size).save(place / f"{number}.png")
+
+
+def write_video(
+    path: Path, num_frames: int = 6, size: tuple[int, int] = (32, 24), codec: str = "mpeg4", wide_middle: bool = False
+) -> Path:
+    """A video whose frame t is grey of value 10 t."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream(codec, rate=10)
+        stream.width, stream.height = size
+        stream.pix_fmt = "yuv420p"
+        stream.bit_rate = 4_000_000
+        for number in range(num_frames):
+            pixels = np.full((size[1], size[0], 3), 10 * number, np.uint8)
+            if wide_middle:
+                margin = (size[0] - size[1]) // 2
+                pixels[:, :margin] = pixels[:, -margin:] = 255
+            for packet in stream.encode(av.VideoFrame.from_ndarray(pixels, format="rgb24")):
+                container.mux(packet)
+        for packet in stream.encode():
+            container.mux(packet)
+    return path
 
 
 def zip_folder(folder: Path, archive: Path, prefix: str = "") -> Path:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+import topomask
 from topomask import cli
 from topomask.cli import bench
 
@@ -16,20 +17,39 @@ def run_python(code, folder=ROOT):
     return subprocess.run([sys.executable, "-c", code], cwd=folder, env=environment, capture_output=True, text=True)
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["bench", "--help"], ["bench", "--list"]])
-def test_help_does_not_wait_for_torch(arguments):
+VERBS = ("train", "eval", "predict", "reproduce", "mask", "bench", "doctor", "list", "demo")
+
+
+def test_help_does_not_wait_for_torch():
+    """Neither for anything else that is large: it answers in under half a second, most of which is Python's start."""
     code = f"""
-import sys
+import sys, time
+start = time.process_time()
 from topomask.cli import main
-try:
-    main({arguments})
-except SystemExit as stop:
-    assert stop.code == 0
-assert "torch" not in sys.modules and "numba" not in sys.modules
+for arguments in [["--help"], *([verb, "--help"] for verb in {VERBS}), ["bench", "--list"], ["--version"]]:
+    try:
+        main(arguments)
+    except SystemExit as stop:
+        assert stop.code == 0
+    heavy = {{"torch", "numba", "numpy", "scipy", "matplotlib", "rich", "PIL"}} & set(sys.modules)
+    assert not heavy, (arguments, heavy)
+print("seconds", time.process_time() - start)
 """
     done = run_python(code)
     assert done.returncode == 0, done.stderr
-    assert "bench" in done.stdout or "attention" in done.stdout
+    assert all(f"usage: topomask {verb}" in done.stdout for verb in VERBS)
+    # Processor time of all the pages above, with room for a slow machine; importing torch alone takes longer.
+    assert float(done.stdout.split()[-1]) < 0.5
+
+
+def test_the_module_runs_as_the_command():
+    done = subprocess.run(
+        [sys.executable, "-m", "topomask", "--version"],
+        env=os.environ | {"PYTHONPATH": str(ROOT / "src")},
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout == f"topomask {topomask.__version__}\n"
 
 
 def test_a_verb_is_needed(capsys):

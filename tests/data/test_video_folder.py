@@ -3,26 +3,8 @@ import numpy as np
 import pytest
 import torch
 
+from data_files import write_video
 from topomask.data import Batches, MissingDataError, VideoFolder, load
-
-
-def write_video(path, num_frames, size=(32, 24), codec="mpeg4", wide_middle=False):
-    """A video whose frame t is grey of value 10 t."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with av.open(str(path), "w") as container:
-        stream = container.add_stream(codec, rate=10)
-        stream.width, stream.height = size
-        stream.pix_fmt = "yuv420p"
-        stream.bit_rate = 4_000_000
-        for number in range(num_frames):
-            pixels = np.full((size[1], size[0], 3), 10 * number, np.uint8)
-            if wide_middle:
-                margin = (size[0] - size[1]) // 2
-                pixels[:, :margin] = pixels[:, -margin:] = 255
-            for packet in stream.encode(av.VideoFrame.from_ndarray(pixels, format="rgb24")):
-                container.mux(packet)
-        for packet in stream.encode():
-            container.mux(packet)
 
 
 @pytest.fixture

@@ -39,10 +39,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     options, rest = parser.parse_known_args(arguments)
     # Fields may also stand behind options.
-    if rest and hasattr(options, "overrides") and not any(part.startswith("-") or "=" not in part for part in rest):
-        options.overrides += rest
-    elif rest:
-        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    fields = [part for part in rest if hasattr(options, "overrides") and not part.startswith("-")]
+    if len(fields) < len(rest):
+        parser.error(f"unrecognized arguments: {' '.join(part for part in rest if part not in fields)}")
+    if fields:
+        options.overrides += fields
     options.run(options)
 
 

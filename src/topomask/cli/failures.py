@@ -22,13 +22,13 @@ def plain_failures(run: Callable[[argparse.Namespace], None]) -> Callable[[argpa
             raise SystemExit(0) from None
         except (ValueError, OSError, ModuleNotFoundError) as error:
             raise SystemExit(_message(error)) from None
-        except RuntimeError as error:
-            # Checkpoints that do not fit, and losses that are not finite, explain themselves.
-            if type(error) is RuntimeError:
+        except (RuntimeError, ArithmeticError) as error:
+            # Checkpoints that do not fit, and losses that are not finite, explain themselves; others are faults.
+            if not type(error).__module__.startswith("topomask."):
                 raise
             raise SystemExit(_message(error)) from None
         except KeyboardInterrupt:
-            raise SystemExit("Stopped. What was saved is whole; add --resume to go on.") from None
+            raise SystemExit("Stopped. What was saved is whole; topomask train goes on with --resume.") from None
 
     return wrapped
 

@@ -8,6 +8,8 @@ from pathlib import Path
 
 from topomask.cli.failures import plain_failures
 
+_RESULTS, _RUNS = Path("results"), Path("runs")
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Say what the verb takes."""
@@ -18,12 +20,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "study", help="digits, fig3, table1, table1-tiny-imagenet, table3, fig6, table4, interlacer, theory"
     )
-    parser.add_argument("overrides", nargs="*", metavar="field=value", help="fields to change; needs --results")
+    parser.add_argument(
+        "overrides", nargs="*", metavar="field=value", help="fields to change; needs --results and --runs"
+    )
     parser.add_argument("--seeds", metavar="0,1,...", help="which seeds to run; default: those that the study asks for")
     parser.add_argument("--only", metavar="NAME,...", help="which rows to run; default: all")
     parser.add_argument("--show", action="store_true", help="run nothing, and show what there is")
-    parser.add_argument("--results", type=Path, default=Path("results"), help="folder of the results, one JSON per run")
-    parser.add_argument("--runs", type=Path, default=Path("runs"), help="folder of checkpoints and metrics")
+    parser.add_argument("--results", type=Path, default=_RESULTS, help="folder of the results, one JSON per run")
+    parser.add_argument("--runs", type=Path, default=_RUNS, help="folder of checkpoints and metrics")
     parser.add_argument("--report", type=Path, help="write an HTML page, too")
     parser.add_argument("--data", type=Path, metavar="DIR", help="folder of data sets; default: $TOPOMASK_DATA")
     parser.add_argument("--threads", type=int, help="threads to use; default: as many as there are cores")
@@ -32,8 +36,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 @plain_failures
 def run(options: argparse.Namespace) -> None:
     """Run what is missing, and print the table."""
-    if options.overrides and options.results == Path("results"):
-        raise ValueError("With fields of your own, pass a folder of your own, too: --results and --runs.")
+    if options.overrides and (options.results == _RESULTS or options.runs == _RUNS):
+        raise ValueError("With fields of your own, pass folders of your own, too: --results and --runs.")
+    if options.threads is not None and options.threads < 1:
+        raise ValueError(f"`--threads` must be at least 1, but is {options.threads}.")
     if options.data is not None:
         os.environ["TOPOMASK_DATA"] = str(options.data.resolve())
     import torch
@@ -49,7 +55,7 @@ def run(options: argparse.Namespace) -> None:
         options.results,
         options.runs,
         overrides=options.overrides,
-        seeds=None if options.seeds is None else [int(seed) for seed in options.seeds.split(",")],
+        seeds=None if options.seeds is None else _seeds(options.seeds),
         only=[] if options.only is None else options.only.split(","),
         show=options.show,
     )
@@ -58,3 +64,12 @@ def run(options: argparse.Namespace) -> None:
         page = to_html(section.title, [section])
         write_content(options.report, page.encode())
         print(f"written: {options.report}")
+
+
+def _seeds(text: str) -> list[int]:
+    try:
+        return [int(seed) for seed in text.split(",")]
+    except ValueError:
+        raise ValueError(
+            f"`--seeds` must be whole numbers with commas between them, as in 0,1,2, but is {text!r}."
+        ) from None

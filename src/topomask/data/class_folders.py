@@ -45,7 +45,10 @@ class ClassFolders:
         check_split(split, _SPLITS, str(path))
         layout = f"Expected are {what} as train/<class>/*, val/<class>/*, or as <class>/* with `val_fraction`."
         if not path.exists():
-            raise MissingDataError(f"There is nothing at {path}. {layout}")
+            raise MissingDataError(
+                f"There is nothing at {path}. {layout} A path that is not there is looked for in the data root, which "
+                "the environment variable TOPOMASK_DATA sets."
+            )
         self.tree = FileTree(path, _SPLITS)
         folder = self._choose_folder(split, val_fraction, layout)
         depth = len(folder)

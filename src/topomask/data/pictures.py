@@ -45,6 +45,8 @@ def decode_image(content: bytes, size: Size | None = None, channels: int = 3) ->
             if size is not None:
                 picture = _scale_and_cut(picture, size)
             pixels = np.array(picture).reshape(picture.height, picture.width, channels)
+    except image_module.UnidentifiedImageError:
+        raise ValueError("it is in no format that Pillow knows.") from None
     # A damaged picture raises nearly anything inside Pillow.
     except Exception as error:
         raise ValueError(str(error)) from error
@@ -78,21 +80,27 @@ def _quiet() -> Iterator[None]:
         yield
 
 
-def _check_pixels(width: int, height: int) -> None:
+def _check_pixels(width: int, height: int, when: str = "") -> None:
     if width * height > _MAX_PIXELS:
-        raise ValueError(f"it has {width} x {height} pixels, more than {_MAX_PIXELS} in all.")
+        raise ValueError(f"{when}it has {width} x {height} pixels, more than {_MAX_PIXELS} in all.")
+
+
+def _pair(size: Size) -> tuple[int, int]:
+    return (size, size) if isinstance(size, int) else size
 
 
 def _cover(width: int, height: int, size: Size) -> tuple[int, int, int, int]:
     """Width and height that cover the size in the same proportion, and where the middle of that size begins."""
-    rows, columns = (size, size) if isinstance(size, int) else size
+    rows, columns = _pair(size)
     scale = max(rows / height, columns / width)
     width, height = max(columns, round(width * scale)), max(rows, round(height * scale))
+    # A long strip grows a great deal before it covers.
+    _check_pixels(width, height, "scaled to cover the size, ")
     return width, height, (width - columns) // 2, (height - rows) // 2
 
 
 def _scale_and_cut(picture: Any, size: Size) -> Any:
-    rows, columns = (size, size) if isinstance(size, int) else size
+    rows, columns = _pair(size)
     if picture.size == (columns, rows):
         return picture
     width, height, left, top = _cover(picture.width, picture.height, size)
@@ -137,7 +145,7 @@ def _count_frames(container: Any) -> int:
 
 def _cut_frame(frame: Any, size: Size, colours: str) -> np.ndarray[Any, np.dtype[np.uint8]]:
     _check_pixels(frame.width, frame.height)
-    rows, columns = (size, size) if isinstance(size, int) else size
+    rows, columns = _pair(size)
     width, height, left, top = _cover(frame.width, frame.height, size)
     pixels = frame.reformat(width=width, height=height, format=colours).to_ndarray()
     return pixels[top : top + rows, left : left + columns]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from topomask.data import ENTRIES
@@ -11,7 +11,7 @@ from topomask.models.attention_variants import VARIANTS
 from topomask.recipes.named_graphs import BUILDERS
 from topomask.recipes.named_masks import MASKS
 from topomask.recipes.registry import RECIPES
-from topomask.recipes.reproduce.registry import abouts
+from topomask.recipes.reproduce.registry import STUDIES
 
 
 def catalogue(kind: str) -> Iterator[tuple[str, str]]:
@@ -19,15 +19,15 @@ def catalogue(kind: str) -> Iterator[tuple[str, str]]:
     yield from _CATALOGUES[kind]()
 
 
-def _first_line(function: Callable[..., Any]) -> str:
-    return (inspect.getdoc(function) or "").partition("\n")[0]
+def _first_lines(functions: Mapping[str, Callable[[], Any]]) -> list[tuple[str, str]]:
+    return [(name, (inspect.getdoc(function) or "").partition("\n")[0]) for name, function in functions.items()]
 
 
 _CATALOGUES: dict[str, Callable[[], list[tuple[str, str]]]] = {
-    "recipes": lambda: [(name, _first_line(make)) for name, make in RECIPES.items()],
+    "recipes": lambda: _first_lines(RECIPES),
     "attention": lambda: [(name, variant.about) for name, variant in VARIANTS.items()],
     "data": lambda: [(name, entry.summary) for name, entry in ENTRIES.items()],
     "masks": lambda: [(name, recipe.about) for name, recipe in MASKS.items()],
     "graphs": lambda: [(f"{name}:{each.example}", each.about) for name, each in BUILDERS.items()],
-    "studies": abouts,
+    "studies": lambda: _first_lines(STUDIES),
 }

@@ -77,7 +77,7 @@ def imagenet_paper() -> ImageExperiment:
     """ViT-B/16 as in the paper's Table 2, for ImageNet as class folders: set data.path. Not run here."""
     return ImageExperiment(
         recipe="imagenet-paper",
-        data=LabelledData("image-folder", path=Path("imagenet", batch_size=4096), size=256, flip=True),
+        data=LabelledData("image-folder", path=Path("imagenet"), size=256, batch_size=4096, flip=True),
         model=VisionTransformerConfig.preset("paper-imagenet"),
         # 10,000 of 28,125 steps; the paper does not say when the decay begins.
         train=TrainConfig(OptimConfig(name="adam", lr=3e-3, final_lr=1e-5, warmup=0.36, decay=0.5), epochs=90),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from abc import abstractmethod
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any, Self
 
 from torch import nn
 
-from topomask.data import ENTRIES, Augment, Batches, LabelledSet, load
+from topomask.data import ENTRIES, Augment, Batches, LabelledSet, data_root, load
 from topomask.models import VideoTransformerConfig, VisionTransformerConfig
 from topomask.recipes.experiment import Experiment
 from topomask.train import Classification, Task
@@ -64,12 +65,23 @@ class LabelledData:
             options["limit"] = self.limit
         if self.num_videos is not None and split != "train":
             del options["num_videos"]
-        return _load(self.name, self.root, split, tuple(options.items()))
+        self._check_options(options)
+        return _load(self.name, data_root(self.root), split, tuple(options.items()))
+
+    def _check_options(self, options: Iterable[str]) -> None:
+        known = ENTRIES[self.name].options() if self.name in ENTRIES else options
+        for name in options:
+            if name not in known:
+                fields = [field.name for field in dataclasses.fields(self) if field.name in known]
+                raise ValueError(
+                    f"`data.{name}` says nothing to the data set {self.name!r}, which takes {', '.join(fields)}. "
+                    "Leave it out."
+                )
 
 
 # An experiment asks for its sets more than once, and a table has many experiments on the same.
 @lru_cache(maxsize=4)
-def _load(name: str, root: Path | None, split: str, options: tuple[tuple[str, Any], ...]) -> LabelledSet:
+def _load(name: str, root: Path, split: str, options: tuple[tuple[str, Any], ...]) -> LabelledSet:
     return load(name, root, split, **dict(options))
 
 
@@ -110,6 +122,8 @@ class LabelledExperiment(Experiment):
     def fitted(self) -> Self:
         """The same with shapes, classes and their names taken from the data."""
         found = self.data.load("train")
+        if not isinstance(found, LabelledSet):
+            raise ValueError(f"`data.name` is {self.data.name!r}, which has no classes. Take another data set.")
         facts = Facts(tuple(found.classes), tuple(found.mean), tuple(found.std))
         return replace(self._fit_model(found), facts=facts)
 

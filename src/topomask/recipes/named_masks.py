@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import ast
-import difflib
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import topomask as tm
+from topomask.recipes.names import did_you_mean, look_up
 
 if TYPE_CHECKING:
     from topomask.recipes.named_graphs import NamedGraph
@@ -79,11 +79,7 @@ def build_mask(name: str, source: NamedGraph, settings: dict[str, Any], seed: in
         settings: Arguments of the mask's class.
         seed: Passed on where the class takes a seed.
     """
-    if name not in MASKS:
-        close = difflib.get_close_matches(name, MASKS, 1)
-        hint = f" Did you mean {close[0]}?" if close else ""
-        raise ValueError(f"There is no mask {name!r}.{hint} There are: {', '.join(sorted(MASKS))}.")
-    recipe = MASKS[name]
+    recipe = look_up(MASKS, "mask", name)
     kind = getattr(tm, recipe.class_name)
     parameters = list(inspect.signature(kind).parameters.values())
     wanted, options = parameters[0].name, parameters[1:]
@@ -110,8 +106,7 @@ def build_mask(name: str, source: NamedGraph, settings: dict[str, Any], seed: in
 def _check_names(class_name: str, names: Sequence[str], settings: dict[str, Any]) -> None:
     for name in settings:
         if name not in names:
-            close = difflib.get_close_matches(name, names, 1)
-            hint = f" Did you mean {close[0]}?" if close else ""
+            hint = did_you_mean(name, names)
             raise ValueError(f"{class_name} has no option {name!r}.{hint} It takes: {', '.join(names)}.")
 
 

@@ -83,7 +83,10 @@ def to_markdown(section: Section) -> str:
     """For a page of the docs; pictures are left to the page."""
     blocks = [f"## {section.title}", *section.text]
     if section.table is not None:
-        rows = [_markdown_row(section.table.headings), "|" + "---|" * len(section.table.headings)]
+        # Markdown has no table without a row of headings.
+        width = len(next(iter(section.table.rows), ()))
+        headings = section.table.headings or [""] * width
+        rows = [_markdown_row(headings), "|" + "---|" * len(headings)]
         blocks.append("\n".join(rows + [_markdown_row(row) for row in section.table.rows]))
     if section.notes:
         blocks.append("\n".join(f"- {note}" for note in section.notes))
@@ -92,7 +95,8 @@ def to_markdown(section: Section) -> str:
 
 def to_html(title: str, sections: Sequence[Section]) -> str:
     """A page that holds everything."""
-    parts = "\n".join(_section(section, alone=len(sections) == 1) for section in sections)
+    # A section that is all of the page has its title at the top.
+    parts = "\n".join(_section(section, "" if section.title == title else section.title) for section in sections)
     return _PAGE.format(title=html.escape(title), parts=parts)
 
 
@@ -100,8 +104,8 @@ def _markdown_row(row: Sequence[str]) -> str:
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |"
 
 
-def _section(section: Section, alone: bool) -> str:
-    parts = [] if alone and not section.title else [f"<h2>{html.escape(section.title)}</h2>"] if section.title else []
+def _section(section: Section, title: str) -> str:
+    parts = [f"<h2>{html.escape(title)}</h2>"] if title else []
     parts += [f"<p>{html.escape(text)}</p>" for text in section.text]
     if section.table is not None:
         parts.append(_table(section.table))

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 import torch
@@ -88,8 +89,11 @@ def _follow(run: TrainedRun, path: Path, num_steps: int, target: Path) -> Predic
     model = run.model
     assert isinstance(model, Interlacer)
     positions, features = _read_particles(path)
-    with torch.no_grad():
-        moved, changed = model.rollout(positions, features, num_steps)
+    try:
+        with torch.no_grad():
+            moved, changed = model.rollout(positions, features, num_steps)
+    except ValueError as error:
+        raise ValueError(f"{path} does not suit the model: {error}") from None
     write_whole(target, lambda file: np.savez(file, positions=moved.numpy(), features=changed.numpy()))
     mean = float((moved[-1] - positions).norm(dim=-1).mean())
     facts = {"file": str(path), "written": str(target), "steps": num_steps, "mean_distance": mean}
@@ -99,11 +103,11 @@ def _follow(run: TrainedRun, path: Path, num_steps: int, target: Path) -> Predic
 def _read_particles(path: Path) -> tuple[Tensor, Tensor]:
     expected = "It must be an .npz file with positions [N, 3] and features [N, F], as numpy.savez writes it."
     try:
-        with np.load(path, allow_pickle=False) as archive:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
             arrays = [archive[name] for name in ("positions", "features")]
+        positions, features = (torch.from_numpy(array.astype(np.float32, casting="same_kind")) for array in arrays)
     except FileNotFoundError:
         raise FileNotFoundError(f"There is no file {path}.") from None
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, EOFError, BadZipFile, ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path} cannot be read ({error}). {expected}") from None
-    positions, features = (torch.from_numpy(np.asarray(array, dtype=np.float32)) for array in arrays)
     return positions, features

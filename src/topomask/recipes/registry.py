@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from torch import nn
 
 from topomask.config import from_dict
 from topomask.recipes import images, particles, videos
 from topomask.recipes.experiment import Experiment
+from topomask.recipes.names import look_up
 from topomask.train import evaluate, find_checkpoint, load_weights, read_checkpoint
 
 RECIPES: dict[str, Callable[[], Experiment]] = {
@@ -32,11 +31,7 @@ RECIPES: dict[str, Callable[[], Experiment]] = {
 
 def recipe(name: str) -> Experiment:
     """The experiment of a recipe."""
-    if name not in RECIPES:
-        close = difflib.get_close_matches(name, RECIPES, 1, cutoff=0.4)
-        hint = f" Did you mean {close[0]}?" if close else ""
-        raise ValueError(f"There is no recipe {name!r}.{hint} Recipes: {', '.join(RECIPES)}.")
-    return RECIPES[name]()
+    return look_up(RECIPES, "recipe", name)()
 
 
 @dataclass(frozen=True)
@@ -64,20 +59,25 @@ class TrainedRun:
 
 def load_run(folder: Path) -> TrainedRun:
     """The best model of a run, or its last where none was evaluated."""
-    record = read_record(folder)
-    experiment = from_dict(type(recipe(record["recipe"])), record)
+    experiment = read_experiment(folder)
     path = find_checkpoint(folder)
     model = experiment.build()
     load_weights(model, path)
     return TrainedRun(experiment, model.eval(), path, int(read_checkpoint(path).info["step"]))
 
 
-def read_record(folder: Path) -> dict[str, Any]:
-    """The config of a run, as JSON."""
+def read_experiment(folder: Path) -> Experiment:
+    """What was trained in a folder."""
     path = folder / "config.json"
     if not path.is_file():
         raise FileNotFoundError(f"{folder} is no folder of a run: it has no config.json. Pass what --output was.")
-    record: dict[str, Any] = json.loads(path.read_text())
-    if "recipe" not in record:
+    try:
+        record = json.loads(path.read_text())
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged: it is no JSON ({error}).") from None
+    if not isinstance(record, dict) or not isinstance(record.get("recipe"), str):
         raise ValueError(f"{path} names no recipe, so it was not written by topomask train.")
-    return record
+    try:
+        return from_dict(type(recipe(record["recipe"])), record)
+    except ValueError as error:
+        raise ValueError(f"{path} is no config of this version of topomask: {error}") from None

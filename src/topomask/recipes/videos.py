@@ -23,7 +23,7 @@ def video_folder() -> VideoExperiment:
     """Your videos, in folders train/<class>/*, val/<class>/*: set data.path."""
     return VideoExperiment(
         recipe="video-folder",
-        data=LabelledData("video-folder", path=Path("videos", batch_size=32), size=64, num_frames=16, flip=True),
+        data=LabelledData("video-folder", path=Path("videos"), size=64, num_frames=16, batch_size=32, flip=True),
         model=VideoTransformerConfig(dim=192, depth=6, num_heads=3),
         train=TrainConfig(OptimConfig(lr=1e-3, warmup=0.1, decay=0.9, weight_decay=0.05), epochs=30),
     )

@@ -150,4 +150,7 @@ def _device(name: str) -> torch.device:
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cuda" and not torch.cuda.is_available():
         raise ValueError("`device` is 'cuda', but torch finds none. Pass 'cpu' or 'auto'.")
-    return torch.device(f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if name == "cuda" else name)
+    try:
+        return torch.device(f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if name == "cuda" else name)
+    except RuntimeError:
+        raise ValueError(f"`device` must be a device of torch, such as 'cpu' or 'cuda', but is {name!r}.") from None

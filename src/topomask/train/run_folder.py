@@ -55,7 +55,8 @@ class RunFolder:
         """
         if not resume and (self.metrics.exists() or self.checkpoints()):
             raise FileExistsError(
-                f"{self.path} holds a run already. Pass resume=True to go on with it, or choose another folder."
+                f"{self.path} holds a run already. Pass resume=True to go on with it, or choose another folder. "
+                "On the command line, that is --resume or --output."
             )
         (self.path / "checkpoints").mkdir(parents=True, exist_ok=True)
         for leftover in (self.path / "checkpoints").glob(".*.tmp"):
@@ -89,7 +90,10 @@ class RunFolder:
             except CheckpointError as error:
                 before = f"{found[-1].name} is the one before it" if found else "there is none before it"
                 if not fallback:
-                    raise CheckpointError(f"{error} Pass fallback=True to go on from an older one; {before}.") from None
+                    raise CheckpointError(
+                        f"{error} Pass fallback=True to go on from an older one; {before}. On the command line, "
+                        "that is --fallback."
+                    ) from None
                 warnings.warn(f"{error} It is set aside; {before}.", stacklevel=2)
                 last.rename(last.with_suffix(".damaged"))
         return None

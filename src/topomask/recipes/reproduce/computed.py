@@ -17,6 +17,9 @@ from topomask.recipes.flops import count_flops
 from topomask.recipes.pages import Section, Table, draw_picture
 
 Metrics = dict[str, Any]
+# Tokens of Fig. 3, and walkers of Theorem 3.1.
+TOKENS = tuple(2**exponent for exponent in range(6, 17))
+WALKERS = tuple(2**exponent for exponent in range(2, 11))
 
 
 @dataclass(frozen=True)
@@ -38,7 +41,7 @@ def fig3() -> Computation:
 
 
 def _count() -> Metrics:
-    points = [{"nodes": 2**exponent} | count_flops(2**exponent) for exponent in range(6, 17)]
+    points = [{"nodes": count} | count_flops(count) for count in TOKENS]
     nodes = np.log([point["nodes"] for point in points])
     # The largest half of the sizes, where constants no longer count.
     half = len(points) // 2
@@ -87,7 +90,7 @@ def theorems() -> Computation:
 
 def _converge() -> Metrics:
     graph, f = tm.grid_graph(8, 8), 0.5 ** torch.arange(11, dtype=torch.float64)
-    found = asdict(convergence(graph, f, [2**k for k in range(2, 11)]))
+    found = asdict(convergence(graph, f, list(WALKERS)))
     sparsity = []
     for num_walks, halt_prob in ((4, 0.5), (20, 0.1), (100, 0.1)):
         features = tm.sample_features(tm.grid_graph(32, 32), num_walks, 10, halt_prob, "iid", seed=0)

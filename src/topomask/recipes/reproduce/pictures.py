@@ -43,7 +43,9 @@ def _curves(study: Study, runs: Path) -> Picture | None:
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.subplots()
     for cell in study.cells:
-        lines = [_losses(path) for path in sorted(runs.glob(f"{cell.name}-[0-9]*/metrics.jsonl"))]
+        # The number behind the name is the seed, not the end of a longer name.
+        folders = [path for path in sorted(runs.glob(f"{cell.name}-*")) if path.name.rpartition("-")[0] == cell.name]
+        lines = [_losses(path / "metrics.jsonl") for path in folders if (path / "metrics.jsonl").is_file()]
         lines = [line for line in lines if len(line)]
         if lines:
             shortest = min(len(line) for line in lines)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
-import inspect
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from topomask.recipes.names import look_up
 from topomask.recipes.pages import Section
 from topomask.recipes.reproduce import computed, dynamics, images
 from topomask.recipes.reproduce.computed import Computation
@@ -27,11 +26,6 @@ STUDIES: dict[str, Callable[[], Study] | Callable[[], Computation]] = {
     "interlacer": dynamics.interlacer,
     "theory": computed.theorems,
 }
-
-
-def abouts() -> list[tuple[str, str]]:
-    """Names of all, with a line on each."""
-    return [(name, (inspect.getdoc(make) or "").partition("\n")[0]) for name, make in STUDIES.items()]
 
 
 def reproduce(
@@ -55,16 +49,13 @@ def reproduce(
         only: Names of the rows to run. Default: all.
         show: Run nothing.
     """
-    if name not in STUDIES:
-        close = difflib.get_close_matches(name, STUDIES, 1, cutoff=0.4)
-        hint = f" Did you mean {close[0]}?" if close else ""
-        raise ValueError(f"There is no study {name!r}.{hint} Studies: {', '.join(STUDIES)}.")
-    study = STUDIES[name]()
+    study = look_up(STUDIES, "study", name)()
     if isinstance(study, Computation):
         if overrides or only or seeds is not None:
             raise ValueError(f"{name} is computed as it is: it takes no fields, rows or seeds.")
         return _compute(name, study, results / name, show)
     study = study.changed(overrides)
+    study.pick(only)
     if not show:
         chosen = range(study.seeds) if seeds is None else seeds
         run_study(study, chosen, results / study.folder, runs / study.folder, only=only)

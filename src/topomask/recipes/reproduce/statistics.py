@@ -60,6 +60,8 @@ def paired_difference(
 ) -> Difference | None:
     """The mean of ``first - second`` over the seeds that both have; None where there is none.
 
+    Values that agree to six digits are equal: the rest is rounding.
+
     Example:
         >>> found = paired_difference({0: 0.9, 1: 0.8, 2: 0.85}, {0: 0.8, 1: 0.72, 2: 0.74})
         >>> round(found.mean, 3), round(found.low, 3), round(found.high, 3), found.verdict
@@ -68,7 +70,8 @@ def paired_difference(
     seeds = sorted(first.keys() & second.keys())
     if not seeds:
         return None
-    gaps = np.array([first[seed] - second[seed] for seed in seeds])
+    pairs = [(first[seed], second[seed]) for seed in seeds]
+    gaps = np.array([0.0 if math.isclose(one, two, rel_tol=1e-6) else one - two for one, two in pairs])
     mean = float(gaps.mean())
     if len(gaps) == 1:
         return Difference(mean, -math.inf, math.inf, 1)

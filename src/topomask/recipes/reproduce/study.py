@@ -13,6 +13,7 @@ from topomask.recipes.experiment import Experiment
 from topomask.recipes.pages import Section, Table
 from topomask.recipes.reproduce.results import ResultFolder, RunResult
 from topomask.recipes.reproduce.statistics import Difference, paired_difference, spread
+from topomask.train.config import FREE_FIELDS
 from topomask.train.run_folder import versions
 
 NOT_AVAILABLE = "not available"
@@ -129,14 +130,14 @@ def numbers_config(experiment: Experiment) -> dict[str, Any]:
     """What the numbers depend on: not where data lives, nor what is shown on the way."""
     config = to_dict(experiment)
     config["data"].pop("root", None)
-    for name in ("progress", "tensorboard", "keep", "checkpoint_every", "device"):
+    for name in FREE_FIELDS:
         config["train"].pop(name, None)
     return config
 
 
 def summarize(study: Study, results: Path) -> Section:
     """The table with all runs that there are, the paper's values beside ours, and what of its claims holds."""
-    values, seconds = collect(study, results), _mean_seconds(results)
+    values, seconds = collect(study, results), _mean_seconds(study, results)
     rows, lacking = [], []
     for cell in study.cells:
         own = values[cell.name]
@@ -156,18 +157,25 @@ def summarize(study: Study, results: Path) -> Section:
 
 def collect(study: Study, results: Path, metric: str | None = None) -> dict[str, dict[int, float]]:
     """The metric of every cell and seed whose run had the config of the study."""
-    kept = ResultFolder(results)
     found: dict[str, dict[int, float]] = {cell.name: {} for cell in study.cells}
-    configs = {cell.name: cell.experiment for cell in study.cells}
-    for run in kept.runs():
-        if run.cell in found and run.config == numbers_config(configs[run.cell].with_seed(run.seed)):
-            found[run.cell][run.seed] = run.metrics[metric or study.metric]
+    for run in _runs(study, results):
+        found[run.cell][run.seed] = run.metrics[metric or study.metric]
     return found
 
 
-def _mean_seconds(results: Path) -> dict[str, str]:
+def _runs(study: Study, results: Path) -> list[RunResult]:
+    """The runs that had the config of the study."""
+    experiments = {cell.name: cell.experiment for cell in study.cells}
+    return [
+        run
+        for run in ResultFolder(results).runs()
+        if run.cell in experiments and run.config == numbers_config(experiments[run.cell].with_seed(run.seed))
+    ]
+
+
+def _mean_seconds(study: Study, results: Path) -> dict[str, str]:
     times: dict[str, list[float]] = {}
-    for run in ResultFolder(results).runs():
+    for run in _runs(study, results):
         times.setdefault(run.cell, []).append(run.seconds)
     return {name: f"{sum(own) / len(own):,.0f}" for name, own in times.items()}
 

@@ -1,0 +1,74 @@
+import json
+import shutil
+
+import pytest
+
+from small_runs import SMALL
+from topomask.cli import main
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("trained") / "digits"
+    main(["train", "digits", "--output", str(folder), "train.steps=2", *SMALL["digits"]])
+    return folder
+
+
+def refused(*arguments):
+    with pytest.raises(SystemExit) as stop:
+        main(["eval", *map(str, arguments)])
+    return stop.value.code
+
+
+def test_metrics_are_printed_for_people_and_as_json(trained, capsys):
+    main(["eval", str(trained), "--json"])
+    found = json.loads(capsys.readouterr().out)
+    assert found.keys() == {"checkpoint", "step", "loss", "accuracy"}
+    main(["eval", str(trained)])
+    first, *lines = capsys.readouterr().out.splitlines()
+    assert first == f"{trained / 'checkpoints' / 'best.safetensors'}, step 2, split test"
+    assert {line.split()[0]: float(line.split()[1]) for line in lines} == {
+        name: pytest.approx(found[name], rel=1e-5) for name in ("loss", "accuracy")
+    }
+
+
+def test_another_split_gives_other_metrics(trained, capsys):
+    losses = {}
+    for split in ("train", "test"):
+        main(["eval", str(trained), "--json", "--split", split])
+        losses[split] = json.loads(capsys.readouterr().out)["loss"]
+    assert losses["train"] != losses["test"]
+    assert "must be one of train, val, test, but is 'nonsense'" in refused(trained, "--split", "nonsense")
+
+
+def test_what_is_no_run_is_refused(tmp_path):
+    assert f"{tmp_path} is no folder of a run: it has no config.json" in refused(tmp_path)
+    assert "nowhere is no folder of a run" in refused(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "is damaged: it is no JSON"),
+        ('{"recipe": "dig', "is damaged: it is no JSON"),
+        ("[]", "names no recipe"),
+        ('{"recipe": 3}', "names no recipe"),
+        ('{"recipe": "digitz"}', "Did you mean digits?"),
+        ('{"recipe": "digits"}', "missing: train, start, data"),
+    ],
+)
+def test_a_damaged_config_is_named(tmp_path, text, message):
+    path = tmp_path / "config.json"
+    path.write_text(text)
+    found = refused(tmp_path)
+    assert str(path) in found
+    assert message in found
+
+
+def test_checkpoints_that_are_damaged_or_gone_are_named(trained, tmp_path):
+    run = shutil.copytree(trained, tmp_path / "run")
+    best = run / "checkpoints" / "best.safetensors"
+    best.write_bytes(best.read_bytes()[:-9])
+    assert f"{best} is damaged" in refused(run)
+    shutil.rmtree(run / "checkpoints")
+    assert f"There is no checkpoint of a run in {run}" in refused(run)

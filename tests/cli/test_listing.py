@@ -1,0 +1,42 @@
+import pytest
+
+from topomask.cli import main
+from topomask.cli.listing import KINDS
+from topomask.data import ENTRIES
+from topomask.models.attention_variants import VARIANTS
+from topomask.recipes.named_graphs import BUILDERS
+from topomask.recipes.named_masks import MASKS
+from topomask.recipes.registry import RECIPES
+from topomask.recipes.reproduce.registry import STUDIES
+
+ALL = dict(zip(KINDS, (RECIPES, VARIANTS, ENTRIES, MASKS, BUILDERS, STUDIES), strict=True))
+
+
+def listed(capsys, *arguments):
+    main(["list", *arguments])
+    kinds = {}
+    for block in capsys.readouterr().out.strip().split("\n\n"):
+        heading, *lines = block.splitlines()
+        kinds[heading.removesuffix(":")] = [line.split(maxsplit=1) for line in lines]
+    return kinds
+
+
+def test_everything_is_listed_with_what_it_is(capsys):
+    found = listed(capsys)
+    assert list(found) == list(KINDS)
+    for kind, names in ALL.items():
+        # The name of a graph is followed by an example of its sizes.
+        assert [line[0].partition(":")[0] for line in found[kind]] == list(names), kind
+        assert all(len(line) == 2 for line in found[kind]), kind
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_kind_is_listed_alone(capsys, kind):
+    assert list(listed(capsys, kind)) == [kind]
+
+
+def test_an_unknown_kind_is_refused(capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(["list", "models"])
+    assert stop.value.code == 2
+    assert "choose from" in capsys.readouterr().err

@@ -1,0 +1,127 @@
+import json
+
+import numpy as np
+import pytest
+
+from data_files import write_video
+from small_runs import SMALL, write_particles, write_picture
+from topomask.cli import main
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("trained")
+    for recipe, fields in SMALL.items():
+        main(["train", recipe, "--output", str(folder / recipe), "train.steps=1", *fields])
+    return folder
+
+
+def predict(run, *arguments):
+    main(["predict", str(run), *map(str, arguments)])
+
+
+def refused(*arguments):
+    with pytest.raises(SystemExit) as stop:
+        predict(*arguments)
+    assert isinstance(stop.value.code, str)
+    return stop.value.code
+
+
+def test_pictures_are_classified(runs, tmp_path, capsys):
+    # Larger, wider, and in colour: they are brought to what the model knows.
+    files = [write_picture(tmp_path / f"{place}.png", size) for place, size in enumerate([(8, 8), (50, 20)])]
+    predict(runs / "digits", *files, "--top", 2)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.partition(": ")[0] for line in lines] == [str(file) for file in files]
+    assert all(line.count("%") == 2 for line in lines)
+    predict(runs / "digits", *files, "--json", "--top", 99)
+    for line, file in zip(capsys.readouterr().out.splitlines(), files, strict=True):
+        found = json.loads(line)
+        assert found["file"] == str(file)
+        chances = [each["probability"] for each in found["classes"]]
+        assert chances == sorted(chances, reverse=True)
+        assert sum(chances) == pytest.approx(1.0)
+        assert sorted(each["name"] for each in found["classes"]) == [str(digit) for digit in range(10)]
+
+
+def test_a_video_is_classified(runs, tmp_path, capsys):
+    predict(runs / "moving-digits", write_video(tmp_path / "ball.mp4"), "--json", "--top", 10)
+    names = {each["name"] for each in json.loads(capsys.readouterr().out)["classes"]}
+    assert {"clockwise", "down left"} < names
+
+
+def test_particles_are_followed(runs, tmp_path, capsys):
+    file = write_particles(tmp_path / "body.npz")
+    predict(runs / "particles", file, "--steps", 3, "--json")
+    found = json.loads(capsys.readouterr().out)
+    assert found["written"] == str(tmp_path / "body-predicted.npz")
+    with np.load(file) as before, np.load(found["written"]) as after:
+        assert after["positions"].shape == (3, 20, 3)
+        assert after["features"].shape == (3, 20, 6)
+        moved = np.linalg.norm(after["positions"][-1] - before["positions"], axis=-1).mean()
+    assert found["mean_distance"] == pytest.approx(moved, rel=1e-4)
+    predict(runs / "particles", file, "--output", tmp_path / "new" / "way.npz")
+    with np.load(tmp_path / "new" / "way.npz") as after:
+        assert after["positions"].shape == (6, 20, 3)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"positions": np.ones((20, 2))}, "does not suit the model: `positions` and `features` must have shapes"),
+        ({"features": np.ones((19, 6))}, "does not suit the model"),
+        ({"positions": np.full((20, 3), np.nan)}, "must be finite"),
+        ({"positions": np.array(["here"])}, "cannot be read"),
+        ({"positions": np.ones((20, 3)) * 1j}, "cannot be read"),
+        ({"positions": np.array([{}], dtype=object)}, "cannot be read"),
+    ],
+)
+def test_particles_that_do_not_suit_are_named(runs, tmp_path, changes, message):
+    file = write_particles(tmp_path / "body.npz", **changes)
+    found = refused(runs / "particles", file)
+    assert str(file) in found
+    assert message in found
+    assert list(tmp_path.iterdir()) == [file]
+
+
+@pytest.mark.parametrize("damage", ["empty", "text", "cut", "bit", "array", "lacking"])
+def test_particles_in_a_damaged_file_are_named(runs, tmp_path, damage):
+    file = write_particles(tmp_path / "body.npz")
+    content = file.read_bytes()
+    if damage == "array":
+        with file.open("wb") as out:
+            np.save(out, np.ones((20, 3)))
+    elif damage == "lacking":
+        np.savez(file, positions=np.ones((20, 3)))
+    else:
+        flipped = content[:200] + bytes([content[200] ^ 0xFF]) + content[201:]
+        file.write_bytes({"empty": b"", "text": b"no particles", "cut": content[:300], "bit": flipped}[damage])
+    found = refused(runs / "particles", file)
+    assert f"{file} cannot be read" in found
+    assert "positions [N, 3] and features [N, F]" in found
+
+
+def test_pictures_and_videos_that_cannot_be_read_are_named(runs, tmp_path):
+    bad = tmp_path / "bad.png"
+    bad.write_bytes(b"no picture")
+    assert refused(runs / "digits", bad) == f"{bad} cannot be read as a picture: it is in no format that Pillow knows."
+    assert f"{bad} cannot be read as a video" in refused(runs / "moving-digits", bad)
+    for recipe in SMALL:
+        assert "gone.file" in refused(runs / recipe, tmp_path / "gone.file")
+
+
+@pytest.mark.parametrize(
+    ("recipe", "options", "message"),
+    [
+        ("digits", ["--top", 0], "`top` and `steps` must be at least 1"),
+        ("particles", ["--steps", 0], "`top` and `steps` must be at least 1"),
+        ("digits", ["--output", "out.npz"], "`output` is for particles"),
+        ("particles", ["again.npz", "--output", "out.npz"], "`output` is one file, but there are 2"),
+    ],
+)
+def test_options_that_cannot_be_obeyed_are_refused(runs, tmp_path, recipe, options, message):
+    assert message in refused(runs / recipe, tmp_path / "file", *options)
+
+
+def test_what_is_no_run_is_refused(tmp_path):
+    assert "is no folder of a run" in refused(tmp_path, "file.png")

@@ -1,0 +1,221 @@
+import json
+import shutil
+
+import pytest
+import torch
+
+from data_files import write_pictures, write_video
+from small_runs import MODEL, SMALL, write_particles, write_picture
+from topomask.cli import main
+from topomask.train import read_checkpoint, read_metrics
+
+DIGITS = SMALL["digits"]
+INPUTS = {
+    "digits": (write_picture, "8.png"),
+    "moving-digits": (write_video, "ball.mp4"),
+    "particles": (write_particles, "body.npz"),
+}
+
+
+def refused(arguments):
+    """What is said where the command line refuses."""
+    with pytest.raises(SystemExit) as stop:
+        main(arguments)
+    assert isinstance(stop.value.code, str), "the message goes to the user, with exit status 1"
+    return stop.value.code
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """Digits after 4 steps of two epochs, with checkpoints at 2 and 4."""
+    folder = tmp_path_factory.mktemp("trained") / "digits"
+    main(["train", "digits", "--output", str(folder), "train.steps=4", *DIGITS])
+    return folder
+
+
+@pytest.fixture
+def run(trained, tmp_path):
+    """A copy to spoil."""
+    return shutil.copytree(trained, tmp_path / "run")
+
+
+@pytest.mark.parametrize("recipe", SMALL)
+def test_a_recipe_trains_resumes_is_evaluated_and_predicts(recipe, tmp_path, capsys):
+    folder, fields = tmp_path / "run", [*SMALL[recipe], "train.steps=2"]
+    command = ["train", recipe, "--output", str(folder)]
+    main([*command, *fields, "train.checkpoint_every=1"])
+    out = capsys.readouterr().out
+    assert "After 2 steps" in out
+    assert f"topomask eval {folder}" in out
+    assert {"config.json", "metrics.jsonl", "loss.png", "modulation.png"} <= {path.name for path in folder.iterdir()}
+    before = read_metrics(folder / "metrics.jsonl")
+
+    # As if killed after the first step.
+    (folder / "checkpoints" / "step-000000002.safetensors").unlink()
+    (folder / "checkpoints" / "best.safetensors").unlink()
+    main([*command, *fields, "--resume"])
+    after = read_metrics(folder / "metrics.jsonl")
+    assert [{**line, "time": None} for line in after] == [{**line, "time": None} for line in before]
+    capsys.readouterr()
+
+    main(["eval", str(folder), "--json"])
+    found = json.loads(capsys.readouterr().out)
+    last = next(line for line in reversed(after) if line["event"] == "eval")
+    assert found["step"] == 2
+    assert found["loss"] == pytest.approx(last["loss"])
+
+    write, name = INPUTS[recipe]
+    main(["predict", str(folder), str(write(tmp_path / name))])
+    assert capsys.readouterr().out.startswith(f"{tmp_path / name}: ")
+
+
+def test_fields_may_stand_behind_options(tmp_path):
+    for place, fields in enumerate((["train.steps=1", *DIGITS], [])):
+        behind = [] if fields else ["train.steps=1", *DIGITS]
+        main(["train", "digits", *fields, "--output", str(tmp_path / str(place)), *behind])
+    configs = [json.loads((tmp_path / name / "config.json").read_text()) for name in ("0", "1")]
+    assert configs[0] == configs[1]
+    assert configs[0]["train"]["steps"] == 1
+    assert configs[0]["model"]["image_size"] == 8
+    assert configs[0]["facts"]["classes"] == [str(digit) for digit in range(10)]
+
+
+def test_the_folder_of_a_run_is_named_after_the_recipe(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    main(["train", "digits", "train.steps=1", *DIGITS])
+    assert (tmp_path / "runs" / "digits" / "checkpoints" / "best.safetensors").is_file()
+
+
+def test_own_pictures_are_trained_on(tmp_path, capsys):
+    write_pictures(tmp_path / "pets")
+    options = ["data.size=8", "data.batch_size=4", "data.shift=1", "model.patch_size=4", "train.steps=1", *MODEL]
+    main(["train", "image-folder", f"data.path={tmp_path / 'pets'}", *options, "--output", str(tmp_path / "run")])
+    main(["predict", str(tmp_path / "run"), str(tmp_path / "pets" / "val" / "red" / "0.png"), "--top", "9"])
+    line = capsys.readouterr().out.splitlines()[-1]
+    assert "red " in line
+    assert "blue " in line
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (["train.stpes=3"], "There is no field `train.stpes`. Did you mean `train.steps`?"),
+        (["steps=3"], "Did you mean `train.steps`?"),
+        (["train.steps=many"], "`train.steps` must be int | none, e.g. train.steps=3, but is 'many'"),
+        (["data.flip=perhaps"], "`data.flip` must be bool"),
+        (["train.steps=0"], "`steps` must be at least 1, but is 0"),
+        (["train"], "must be field=value"),
+        (["train=3"], "`train` is a group of fields"),
+        (["recipe=particles"], "Leave out recipe=particles"),
+        (["model.attention=grff"], "Did you mean 'grf'?"),
+        (["model.patch_size=3"], "`image_size` must be a multiple of `patch_size`"),
+        (["model.image_size=9"], "`model.image_size` is 9, but the data has 8"),
+        (["model.num_classes=3"], "`model.num_classes` is 3, but the data has 10"),
+        (["data.name=digit"], "Did you mean 'digits'?"),
+        (["data.name=particles", "data.limit=none"], "has no classes"),
+        (["data.name=moving-digits", "data.limit=none", "data.num_videos=2", "data.size=16"], "Take a recipe for vid"),
+        (["data.size=16"], "`data.size` says nothing to the data set 'digits', which takes limit, val_fraction."),
+        (["data.limit=0"], "`limit` must lie between 1 and"),
+        (["data.batch_size=0"], "`batch_size` must be at least 1"),
+        (["train.device=gpu"], "`device` must be a device of torch, such as 'cpu' or 'cuda', but is 'gpu'"),
+        (["start=nowhere.safetensors"], "There is no checkpoint nowhere.safetensors"),
+    ],
+)
+def test_mistakes_are_named(tmp_path, fields, message):
+    assert message in refused(["train", "digits", "--output", str(tmp_path / "run"), *DIGITS, *fields])
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_unknown_recipe_gets_the_nearest():
+    assert "There is no recipe 'digitz'. Did you mean digits?" in refused(["train", "digitz"])
+
+
+def test_an_unknown_option_is_no_field(capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(["train", "digits", "--resume", "train.steps=3", "--bogus"])
+    assert stop.value.code == 2
+    assert capsys.readouterr().err.endswith("unrecognized arguments: --bogus\n")
+
+
+@pytest.mark.parametrize("recipe", ["fashion-mnist", "mnist", "cifar10", "tiny-imagenet-50"])
+def test_missing_data_says_where_it_should_be(recipe, tmp_path, monkeypatch):
+    monkeypatch.setenv("TOPOMASK_DATA", str(tmp_path / "sets"))
+    message = refused(["train", recipe, "--output", str(tmp_path / "run")])
+    assert str(tmp_path / "sets") in message
+    assert "TOPOMASK_DATA" in message
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(("recipe", "folder"), [("image-folder", "images"), ("video-folder", "videos")])
+def test_missing_folders_say_where_they_should_be(recipe, folder, tmp_path, monkeypatch):
+    monkeypatch.setenv("TOPOMASK_DATA", str(tmp_path / "sets"))
+    message = refused(["train", recipe, "--output", str(tmp_path / "run")])
+    assert f"There is nothing at {tmp_path / 'sets' / folder}" in message
+    assert "TOPOMASK_DATA" in message
+
+
+def test_a_run_is_not_overwritten(run):
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    message = refused(["train", "digits", "--output", str(run), "train.steps=4", *DIGITS])
+    assert f"{run} holds a run already" in message
+    assert "--resume" in message
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+
+
+def test_another_config_is_not_resumed(run):
+    message = refused(["train", "digits", "--output", str(run), "--resume", *DIGITS, "train.steps=5"])
+    assert "train.steps=4 is now 5" in message
+
+
+def test_a_damaged_checkpoint_is_named_and_an_older_one_taken(run, capsys):
+    command = ["train", "digits", "--output", str(run), "--resume", "train.steps=4", *DIGITS]
+    damaged = run / "checkpoints" / "step-000000004.safetensors"
+    content = bytearray(damaged.read_bytes())
+    content[-7] ^= 0xFF
+    damaged.write_bytes(content)
+    before = read_metrics(run / "metrics.jsonl")
+    message = refused(command)
+    assert f"{damaged} is damaged" in message
+    assert "step-000000002.safetensors is the one before it" in message
+    assert "--fallback" in message
+    with pytest.warns(UserWarning, match=r"step-000000004.safetensors is damaged.*set aside"):
+        main([*command, "--fallback"])
+    assert read_checkpoint(damaged).info["step"] == 4
+    after = read_metrics(run / "metrics.jsonl")
+    assert [{**line, "time": None} for line in after] == [{**line, "time": None} for line in before]
+
+
+def test_fine_tuning_takes_all_but_the_head(trained, tmp_path):
+    start = trained / "checkpoints" / "best.safetensors"
+    folder = tmp_path / "tuned"
+    # At a rate of nearly zero the weights stay what they were.
+    still = ["train.steps=1", "train.optim.lr=1e-12", "train.optim.final_lr=0", "train.seed=7"]
+    main(["train", "digits", f"start={start}", "--output", str(folder), *DIGITS, *still])
+    before = read_checkpoint(start).weights
+    after = read_checkpoint(folder / "checkpoints" / "best.safetensors").weights
+    assert before.keys() == after.keys()
+    for name, value in before.items():
+        same = torch.allclose(after[name].double(), value.double(), atol=1e-6)
+        assert same != name.startswith("head."), name
+
+
+def test_fine_tuning_from_another_model_says_what_does_not_fit(trained, tmp_path):
+    start = trained / "checkpoints" / "best.safetensors"
+    message = refused(["train", "digits", f"start={start}", "--output", str(tmp_path), *DIGITS, "model.dim=16"])
+    assert f"{start} does not fit the model" in message
+
+
+def test_a_loss_that_is_not_finite_stops_with_one_message(tmp_path):
+    wild = ["train.optim.lr=1e30", "train.optim.clip=none", "train.steps=5"]
+    message = refused(["train", "digits", "--output", str(tmp_path), *DIGITS, *wild])
+    assert "Training stopped at step" in message
+    assert "not finite" in message
+
+
+def test_fields_are_listed_and_nothing_is_run(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    main(["train", "digits", "--fields", "train.epochs=7"])
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["train.epochs", "int", "7"] in [line[:3] for line in lines]
+    assert all(len(line) > 3 for line in lines[1:]), "every field is explained"
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,102 @@
+import io
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from data_files import write_video
+from topomask.data import read_image, read_video
+from topomask.data.pictures import _cover, decode_image
+
+
+def encoded(pixels, kind="PNG"):
+    out = io.BytesIO()
+    Image.fromarray(np.asarray(pixels, dtype=np.uint8)).save(out, kind)
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("size", [1, 8, (8, 6), (6, 8), (1, 30), (30, 1), (7, 7)])
+@pytest.mark.parametrize("shape", [(8, 8), (1, 50), (50, 1), (33, 100), (100, 33), (7, 9)])
+def test_what_is_scaled_covers_the_size_and_no_more(size, shape):
+    rows, columns = (size, size) if isinstance(size, int) else size
+    width, height, left, top = _cover(*shape, size)
+    assert width >= columns
+    assert height >= rows
+    # One side fits; the other is cut alike at both ends.
+    assert width == columns or height == rows
+    assert (left, top) == ((width - columns) // 2, (height - rows) // 2)
+    # In proportion, but for rounding to whole pixels.
+    scale = max(columns / shape[0], rows / shape[1])
+    assert abs(width - shape[0] * scale) <= 0.5 or width == columns
+    assert abs(height - shape[1] * scale) <= 0.5 or height == rows
+
+
+def test_a_strip_that_would_grow_beyond_all_bounds_is_refused():
+    with pytest.raises(ValueError, match="scaled to cover the size, it has 65536000 x 64 pixels"):
+        _cover(1_024_000, 1, 64)
+    with pytest.raises(ValueError, match="scaled to cover the size"):
+        decode_image(encoded(np.zeros((1, 50_000))), 256)
+
+
+def test_pictures_without_a_size_stay_as_they_are():
+    pixels = np.arange(6 * 5 * 3).reshape(6, 5, 3)
+    assert torch.equal(decode_image(encoded(pixels)), torch.from_numpy(pixels).permute(2, 0, 1).to(torch.uint8))
+    assert torch.equal(decode_image(encoded(pixels), (6, 5)), decode_image(encoded(pixels)))
+
+
+def test_the_middle_of_a_wide_picture_is_kept():
+    pixels = np.zeros((4, 12))
+    pixels[:, 4:8] = 200
+    found = decode_image(encoded(pixels), 4, channels=1)
+    assert found.shape == (1, 4, 4)
+    assert (found == 200).all()
+    tall = decode_image(encoded(pixels.T), 4, channels=1)
+    assert (tall == 200).all()
+
+
+def test_sizes_need_not_be_square():
+    pixels = np.tile(np.repeat([10, 250], 8), (4, 1))
+    found = decode_image(encoded(pixels), (2, 8), channels=1)
+    assert found.shape == (1, 2, 8)
+    assert found[0, 0, 0] == 10
+    assert found[0, 1, -1] == 250
+
+
+def test_colours_become_grey_and_grey_becomes_colours():
+    red = np.zeros((2, 2, 3))
+    red[..., 0] = 255
+    # The share of red in lightness.
+    assert decode_image(encoded(red), channels=1).unique().tolist() == [76]
+    grey = decode_image(encoded(np.full((2, 2), 9)), channels=3)
+    assert grey.shape == (3, 2, 2)
+    assert grey.unique().tolist() == [9]
+    with pytest.raises(ValueError, match="`channels` must be 1 or 3, but is 2"):
+        decode_image(encoded(red), channels=2)
+
+
+def test_a_picture_that_cannot_be_read_is_named(tmp_path):
+    path = tmp_path / "bad.png"
+    cut = encoded(np.random.default_rng(0).integers(0, 256, (40, 40)))[:-500]
+    for content, message in ((b"", "no format"), (b"text", "no format"), (cut, "truncated")):
+        path.write_bytes(content)
+        with pytest.raises(ValueError, match=rf"bad.png cannot be read as a picture: .*{message}") as found:
+            read_image(path)
+        assert "object at 0x" not in str(found.value)
+    with pytest.raises(FileNotFoundError, match=r"gone\.png"):
+        read_image(tmp_path / "gone.png")
+
+
+@pytest.mark.parametrize(("size", "channels"), [(16, 3), (16, 1), ((8, 20), 3), ((20, 8), 1)])
+def test_frames_of_a_video_have_any_size_and_colour(tmp_path, size, channels):
+    path = write_video(tmp_path / "ball.mp4", 6, size=(32, 24))
+    video = read_video(path, 3, size, channels)
+    rows, columns = (size, size) if isinstance(size, int) else size
+    assert (video.shape, video.dtype) == ((3, channels, rows, columns), torch.uint8)
+    # Frame t is grey of value 10 t.
+    assert video.float().mean(dim=(1, 2, 3)).tolist() == pytest.approx([10, 30, 50], abs=5)
+
+
+def test_a_video_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"There is no file .*gone\.mp4"):
+        read_video(tmp_path / "gone.mp4", 2, 8)

@@ -1,0 +1,166 @@
+import json
+from dataclasses import replace
+
+import pytest
+
+from topomask.recipes.images import digits
+from topomask.recipes.pages import to_text
+from topomask.recipes.reproduce.results import ResultFolder, RunResult
+from topomask.recipes.reproduce.study import (
+    NOT_AVAILABLE,
+    collect,
+    numbers_config,
+    run_study,
+    summarize,
+    variant,
+)
+from topomask.train import TrainConfig
+from toy_study import STUDY, Data, Toy
+
+
+def runs_of(folder):
+    return sorted(path.parent.name for path in folder.glob("*/runs") for _ in path.read_text())
+
+
+def run(tmp_path, study=STUDY, seeds=(0, 1), **options):
+    said = []
+    run_study(study, seeds, tmp_path / "results", tmp_path / "runs", say=said.append, **options)
+    return said
+
+
+def test_only_what_has_no_result_is_run(tmp_path):
+    assert run(tmp_path, only=["grf"], seeds=[1]) == ["[1/1] masked, seed 1"]
+    said = run(tmp_path)
+    # Seed by seed, so that a table is useful early.
+    assert said == [
+        "[1/6] unmasked, seed 0",
+        "[2/6] masked, seed 0",
+        "[3/6] masked more, seed 0",
+        "[4/6] unmasked, seed 1",
+        "[6/6] masked more, seed 1",
+    ]
+    assert run(tmp_path) == []
+    assert runs_of(tmp_path / "runs") == sorted(f"{cell.name}-{seed}" for cell in STUDY.cells for seed in (0, 1))
+
+
+def test_a_study_that_was_stopped_goes_on(tmp_path):
+    (tmp_path / "runs").mkdir()
+    run(tmp_path, only=["linear"])
+    (tmp_path / "runs" / "stop").touch()
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path)
+    (tmp_path / "runs" / "stop").unlink()
+    assert len(run(tmp_path)) == 4
+    assert runs_of(tmp_path / "runs") == sorted(f"{cell.name}-{seed}" for cell in STUDY.cells for seed in (0, 1))
+
+
+def test_a_result_is_kept_with_all_it_depends_on(tmp_path):
+    run(tmp_path, seeds=[1], only=["grf"])
+    found = json.loads((tmp_path / "results" / "grf-1.json").read_text())
+    assert (found["cell"], found["seed"], found["seconds"]) == ("grf", 1, 3.0)
+    assert found["metrics"] == {"accuracy": pytest.approx(0.751), "loss": 1.0}
+    assert (found["config"]["level"], found["config"]["train"]["seed"]) == (0.75, 1)
+    assert {"topomask", "torch", "numpy", "python", "threads"} <= found["versions"].keys()
+
+
+def test_a_result_of_another_config_does_not_count(tmp_path):
+    run(tmp_path)
+    other = replace(STUDY, cells=[STUDY.cells[0], replace(STUDY.cells[1], experiment=Toy(0.8)), STUDY.cells[2]])
+    assert collect(other, tmp_path / "results")["grf"] == {}
+    table = summarize(other, tmp_path / "results").table
+    assert table.rows[1] == ["masked", "0.730", "not run", "", ""]
+    assert len(run(tmp_path, other)) == 2
+    assert collect(other, tmp_path / "results")["grf"] == pytest.approx({0: 0.8, 1: 0.801})
+
+
+def test_what_is_shown_and_where_data_lives_does_not_count(tmp_path):
+    run(tmp_path)
+    shown = TrainConfig(progress=False, tensorboard=True, keep=9, checkpoint_every=3, device="cpu")
+    moved = [
+        replace(cell, experiment=replace(cell.experiment, train=shown, data=Data(root="x"))) for cell in STUDY.cells
+    ]
+    assert run(tmp_path, replace(STUDY, cells=moved)) == []
+    assert numbers_config(Toy(0.5)) != numbers_config(replace(Toy(0.5), train=TrainConfig(epochs=3)))
+
+
+def test_the_table_has_the_papers_values_ours_and_what_holds(tmp_path):
+    run(tmp_path)
+    section = summarize(STUDY, tmp_path / "results")
+    assert section.title == STUDY.title
+    assert section.table.headings[1:] == [
+        "the paper, its data",
+        "ours, % (higher is better)",
+        "minus unmasked",
+        "seconds",
+    ]
+    assert section.table.rows == [
+        ["unmasked", "0.693", "50.05 ± 0.07 (2 seeds)", "", "2"],
+        ["masked", "0.730", "75.05 ± 0.07 (2 seeds)", "+25.00 [+25.00, +25.00]", "2"],
+        ["masked more", NOT_AVAILABLE, "25.05 ± 0.07 (2 seeds)", "-25.00 [-25.00, -25.00]", "2"],
+    ]
+    assert section.notes == [
+        "masked better than unmasked (the paper: +3.7 points): holds here, by +25.00 [+25.00, +25.00] %, paired over "
+        "2 seeds.",
+        "masked more better than unmasked (the paper: more is better): does not hold here, by -25.00 [-25.00, -25.00] "
+        "%, paired over 2 seeds.",
+    ]
+    assert "0.730" in to_text(section)
+
+
+def test_where_less_is_better_the_signs_turn(tmp_path):
+    study = replace(STUDY, higher_is_better=False, scale=1000.0, unit="mm")
+    run(tmp_path)
+    section = summarize(study, tmp_path / "results")
+    assert section.table.headings[2] == "ours, mm (lower is better)"
+    assert section.table.rows[1][3].startswith("+250.00")
+    assert "does not hold here, by -250.00 [-250.00, -250.00] mm" in section.notes[0]
+    assert "holds here, by +250.00" in section.notes[1]
+
+
+def test_what_is_not_whole_is_said(tmp_path):
+    assert summarize(STUDY, tmp_path / "results").notes == [
+        "masked better than unmasked (the paper: +3.7 points): not run.",
+        "masked more better than unmasked (the paper: more is better): not run.",
+        "Not whole yet: unmasked: 0 of 2 seeds; masked: 0 of 2 seeds; masked more: 0 of 2 seeds.",
+    ]
+    run(tmp_path, seeds=[0], only=["linear", "grf"])
+    section = summarize(STUDY, tmp_path / "results")
+    assert section.table.rows[1] == ["masked", "0.730", "75.00 (1 seed)", "+25.00", "2"]
+    assert section.notes[0].endswith("undecided here, by +25.00 %, paired over 1 seed.")
+    assert section.notes[2] == "Not whole yet: unmasked: 1 of 2 seeds; masked: 1 of 2 seeds; masked more: 0 of 2 seeds."
+
+
+def test_seconds_are_those_of_runs_that_count(tmp_path):
+    run(tmp_path, seeds=[0])
+    ResultFolder(tmp_path / "results").add(RunResult("grf", 5, {"accuracy": 0.0}, 9999.0, {"old": True}, {}))
+    assert summarize(STUDY, tmp_path / "results").table.rows[1][4] == "2"
+
+
+def test_a_damaged_result_stops_the_study_with_its_name(tmp_path):
+    run(tmp_path)
+    (tmp_path / "results" / "grf-1.json").write_text('{"cell"')
+    for look in (lambda: summarize(STUDY, tmp_path / "results"), lambda: run(tmp_path)):
+        with pytest.raises(ValueError, match=r"grf-1\.json is no result of a run"):
+            look()
+
+
+def test_rows_are_picked_by_name():
+    assert [cell.name for cell in STUDY.pick([])] == ["linear", "grf", "grf-100"]
+    assert [cell.name for cell in STUDY.pick(["grf-100", "linear"])] == ["linear", "grf-100"]
+    with pytest.raises(ValueError, match=r"no cell 'grfs' in this table. Cells: linear, grf, grf-100"):
+        STUDY.pick(["grfs"])
+
+
+def test_fields_of_all_rows_are_changed():
+    changed = STUDY.changed(["train.epochs=3"])
+    assert [cell.experiment.train.epochs for cell in changed.cells] == [3, 3, 3]
+    assert [cell.experiment.level for cell in changed.cells] == [0.5, 0.75, 0.25]
+    assert STUDY.changed([]) == replace(STUDY, cells=list(STUDY.cells))
+
+
+def test_a_variant_differs_in_its_attention_only():
+    experiment = digits()
+    changed = variant(experiment, "grf-paper", num_walks=7)
+    assert changed.model.attention == "grf-paper"
+    assert changed.model.attention_options.num_walks == 7
+    assert variant(changed, experiment.model.attention, num_walks=None) == experiment

@@ -1,0 +1,70 @@
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+import training
+from topomask.recipes.experiment import Experiment
+from topomask.train import Classification, find_checkpoint, read_checkpoint
+
+
+@dataclass(frozen=True, kw_only=True)
+class TinyExperiment(Experiment):
+    """The small model of the tests, with an option that the data decides."""
+
+    classes: int | None = None
+
+    @property
+    def held_out(self):
+        return "test"
+
+    def fitted(self):
+        return TinyExperiment(recipe=self.recipe, train=self.train, start=self.start, classes=training.CLASSES)
+
+    def build(self):
+        assert self.classes == training.CLASSES, "a model is built of what is fitted"
+        return training.Tiny()
+
+    def batches(self, split):
+        return training.make_data(shuffle=split == "train", seed=int(split == "test"))
+
+    def task(self):
+        return Classification()
+
+
+def weights(folder):
+    return read_checkpoint(find_checkpoint(folder)).weights
+
+
+def test_what_is_fitted_is_run_and_recorded(tmp_path):
+    result = TinyExperiment(recipe="tiny", train=training.CONFIG).run(tmp_path)
+    assert result.step == 28
+    assert "accuracy" in result.metrics
+    assert read_checkpoint(find_checkpoint(tmp_path)).info["config"]["classes"] == training.CLASSES
+
+
+def test_the_seed_decides_the_numbers(tmp_path):
+    one = TinyExperiment(recipe="tiny", train=training.CONFIG)
+    results = [one.with_seed(seed).run(tmp_path / str(place)) for place, seed in enumerate((0, 0, 1))]
+    assert results[0].metrics == results[1].metrics != results[2].metrics
+
+
+def test_a_run_is_resumed(tmp_path):
+    experiment = TinyExperiment(recipe="tiny", train=training.CONFIG)
+    before = experiment.run(tmp_path)
+    with pytest.raises(FileExistsError, match="holds a run already"):
+        experiment.run(tmp_path)
+    (tmp_path / "checkpoints" / "step-000000028.safetensors").unlink()
+    after = experiment.run(tmp_path, resume=True)
+    assert after.metrics == before.metrics
+
+
+def test_a_start_gives_all_weights_but_those_of_the_head(tmp_path):
+    first = TinyExperiment(recipe="tiny", train=training.CONFIG)
+    first.run(tmp_path / "first")
+    start = find_checkpoint(tmp_path / "first")
+    second = TinyExperiment(recipe="tiny", train=training.CONFIG, start=start).fitted()
+    torch.manual_seed(1)
+    model = second._start_model()
+    for name, value in weights(tmp_path / "first").items():
+        assert torch.equal(model.state_dict()[name], value) != name.startswith("head."), name
