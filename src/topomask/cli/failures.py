@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import functools
+import os
+import sys
 from collections.abc import Callable
 
 
@@ -14,6 +16,10 @@ def plain_failures(run: Callable[[argparse.Namespace], None]) -> Callable[[argpa
     def wrapped(options: argparse.Namespace) -> None:
         try:
             run(options)
+        except BrokenPipeError:
+            # Whoever read the output has had enough. Python would complain once more when it closes the pipe.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise SystemExit(0) from None
         except (ValueError, OSError, ModuleNotFoundError) as error:
             raise SystemExit(_message(error)) from None
         except (RuntimeError, ArithmeticError) as error:
