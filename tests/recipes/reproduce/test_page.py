@@ -1,12 +1,17 @@
+from dataclasses import replace
+
 from topomask.recipes.reproduce import computed, page, registry
 from topomask.recipes.reproduce.study import run_study
 from toy_study import STUDY
 
 
+OTHER = replace(STUDY, folder="others")
+
+
 def test_the_page_has_what_there_are_results_of(tmp_path, monkeypatch):
     # What was not computed is left out.
     for module in (page, registry):
-        monkeypatch.setattr(module, "STUDIES", {"toys": lambda: STUDY, "fig3": computed.fig3})
+        monkeypatch.setattr(module, "STUDIES", {"toys": lambda: STUDY, "rest": lambda: OTHER, "fig3": computed.fig3})
     results, runs, docs = (tmp_path / name for name in ("results", "runs", "docs"))
     run_study(STUDY, [0, 1], results / "toys", runs / "toys", say=lambda _: None)
     page.write_page(results, runs, docs)

@@ -7,6 +7,8 @@ from pathlib import Path
 from topomask.recipes.pages import Section, to_markdown
 from topomask.recipes.plots import write_content
 from topomask.recipes.reproduce.registry import STUDIES, reproduce
+from topomask.recipes.reproduce.results import ResultFolder
+from topomask.recipes.reproduce.study import Study, collect
 
 _HEAD = """# Results
 
@@ -29,12 +31,14 @@ def write_page(results: Path, runs: Path, docs: Path) -> None:
         docs: Folder of the docs.
     """
     parts = [_HEAD]
-    for name in STUDIES:
-        try:
-            section = reproduce(name, results, runs, show=True)
-        except FileNotFoundError:
-            continue
-        parts.append(_to_part(name, section, docs))
+    for name, make in STUDIES.items():
+        study = make()
+        if isinstance(study, Study):
+            begun = any(collect(study, results / study.folder).values())
+        else:
+            begun = bool(ResultFolder(results / name).runs())
+        if begun:
+            parts.append(_to_part(name, reproduce(name, results, runs, show=True), docs))
     text = "\n".join(parts)
     write_content(docs / "results.md", text.encode())
 
