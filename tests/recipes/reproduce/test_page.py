@@ -4,7 +4,6 @@ from topomask.recipes.reproduce import computed, page, registry
 from topomask.recipes.reproduce.study import run_study
 from toy_study import STUDY
 
-
 OTHER = replace(STUDY, folder="others")
 
 
