@@ -19,6 +19,9 @@ of them by `python -m topomask.recipes.reproduce.page`.
 The scale is that of two cores, so the numbers are not the paper's; the question is whether its ordering appears. A
 claim "holds" where the 95 % interval of the difference, paired by seed (Student's t), lies above 0, "does not hold"
 where it lies below, and is "undecided" otherwise. Accuracies are of the last step; nothing was chosen by them.
+
+Seconds are those of one thread beside other work, pauses included, and say nothing about speed: see
+[speed.md](speed.md).
 """
 
 
