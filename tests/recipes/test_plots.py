@@ -5,7 +5,8 @@ from matplotlib.figure import Figure
 
 import topomask as tm
 from registry import ragged_graph, walk_mask
-from topomask.recipes.plots import DIVERGING, SEQUENTIAL, draw_on_graph, mask_rows, save_figure, shades, write_whole
+from topomask.files import write_atomically
+from topomask.recipes.plots import DIVERGING, SEQUENTIAL, draw_on_graph, mask_rows, save_figure, shades
 
 
 def test_rows_are_those_of_the_dense_mask():
@@ -52,11 +53,11 @@ def test_files_are_whole_or_not_there(tmp_path):
     before = path.read_bytes()
     assert before.startswith(b"\x89PNG")
 
-    def fail(file):
-        file.write(b"half")
+    def fail(temporary):
+        temporary.write_bytes(b"half")
         raise RuntimeError("stopped")
 
     with pytest.raises(RuntimeError, match="stopped"):
-        write_whole(path, fail)
+        write_atomically(path, fail)
     assert path.read_bytes() == before
     assert list(path.parent.iterdir()) == [path]

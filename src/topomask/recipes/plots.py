@@ -1,12 +1,9 @@
-"""Drawing on graphs, with colours that colour-blind readers can tell apart, and files that are whole or not there."""
+"""Drawing on graphs, with colours that colour-blind readers can tell apart."""
 
 from __future__ import annotations
 
-import os
-import tempfile
-from collections.abc import Callable
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import cast
 
 import numpy as np
 import torch
@@ -17,6 +14,7 @@ from matplotlib.colors import FuncNorm, Normalize, PowerNorm
 from matplotlib.figure import Figure
 from scipy.spatial import cKDTree
 
+from topomask.files import write_atomically
 from topomask.graph import Graph
 from topomask.graph_input import Array
 from topomask.masks import Mask
@@ -134,26 +132,10 @@ def _node_size(places: Array) -> float:
 
 def save_figure(figure: Figure, path: Path, dpi: int = 150) -> None:
     """Write a picture in the format of its suffix."""
-    write_whole(path, lambda file: figure.savefig(file, dpi=dpi, format=path.suffix[1:].lower()))
-
-
-def write_whole(path: Path, write: Callable[[BinaryIO], object]) -> None:
-    """Write a file under another name and rename it: a reader finds all of it, or what was there before."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}.", suffix=".tmp")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            write(file)
-        # A temporary file is for its owner alone; a picture is as any other file.
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(name, 0o666 & ~umask)
-        os.replace(name, path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+    kind = path.suffix[1:].lower()
+    write_atomically(path, lambda temporary: figure.savefig(temporary, dpi=dpi, format=kind))
 
 
 def write_content(path: Path, content: bytes) -> None:
     """Write all of a file or nothing."""
-    write_whole(path, lambda file: file.write(content))
+    write_atomically(path, lambda temporary: temporary.write_bytes(content))

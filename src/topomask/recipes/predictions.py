@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,9 +14,9 @@ import torch
 from torch import Tensor
 
 from topomask.data import read_image, read_video
+from topomask.files import write_atomically
 from topomask.models import Interlacer
 from topomask.recipes.labelled import ImageExperiment, LabelledExperiment, VideoExperiment
-from topomask.recipes.plots import write_whole
 from topomask.recipes.registry import TrainedRun
 
 
@@ -94,7 +95,9 @@ def _follow(run: TrainedRun, path: Path, num_steps: int, target: Path) -> Predic
             moved, changed = model.rollout(positions, features, num_steps)
     except ValueError as error:
         raise ValueError(f"{path} does not suit the model: {error}") from None
-    write_whole(target, lambda file: np.savez(file, positions=moved.numpy(), features=changed.numpy()))
+    content = io.BytesIO()
+    np.savez(content, positions=moved.numpy(), features=changed.numpy())
+    write_atomically(target, lambda temporary: temporary.write_bytes(content.getvalue()))
     mean = float((moved[-1] - positions).norm(dim=-1).mean())
     facts = {"file": str(path), "written": str(target), "steps": num_steps, "mean_distance": mean}
     return Prediction(f"{path}: {len(positions):,} particles move {mean:.3g} m on average, {target}", facts)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from topomask.files import write_atomically
 
 try:
     import safetensors
@@ -136,29 +137,6 @@ def load_weights(model: nn.Module, path: Path | str, except_prefix: str | Sequen
             raise ValueError(f"`except_prefix` is {prefix!r}, but the model has no such weights: {_some(own)}.")
     weights = read_checkpoint(path).weights
     _load(model, {name: value for name, value in weights.items() if not name.startswith(prefixes)}, path, prefixes)
-
-
-def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
-    """Write a file beside its place, make sure that it is on disk, and only then give it its name."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    try:
-        write(temporary)
-        _flush(temporary)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    _flush(path.parent)
-
-
-def _flush(path: Path) -> None:
-    # Folders can be opened, and flushed, on POSIX only.
-    if path.is_dir() and os.name != "posix":
-        return
-    descriptor = os.open(path, os.O_RDONLY if os.name == "posix" else os.O_RDWR)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _optimized(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[tuple[str, nn.Parameter]]:

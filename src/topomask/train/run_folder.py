@@ -13,7 +13,8 @@ import torch
 from torch import nn
 
 import topomask
-from topomask.train.checkpoint import Checkpoint, CheckpointError, read_checkpoint, save_checkpoint, write_atomically
+from topomask.files import write_atomically
+from topomask.train.checkpoint import Checkpoint, CheckpointError, read_checkpoint, save_checkpoint
 from topomask.train.config import FREE_FIELDS
 
 

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from topomask.train.checkpoint import write_atomically
+from topomask.files import write_atomically
 
 
 @dataclass(frozen=True)
