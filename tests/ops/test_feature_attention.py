@@ -47,6 +47,31 @@ def split(inputs):
     return reference.Features(*inputs[:9]), numba.Packed(*inputs[9:])
 
 
+@pytest.mark.parametrize("threads", [2, 3, 5])
+def test_threads_share_keys_without_losing_gradients(threads):
+    # 144 tokens with 2 heads make 18 tiles; neighbouring blocks of them see many keys in common.
+    mask = walk_mask(tm.grid_graph(12, 12), num_heads=2, max_length=3)
+    patterns = tuple(side.pattern for side in mask.features)
+    inputs = _inputs(*patterns, FeatureValues(*(torch.rand(side.num_nonzeros) + 0.1 for side in mask.features)))
+    q, k, v, grad = torch.rand(4, 3, 288, 20)
+    no_padding = torch.empty(0, 0, dtype=torch.bool)
+
+    def both_ways():
+        found = numba.feature_attention(*split(inputs), q, k, v, no_padding, False, True)
+        return found, numba.feature_attention_backward(*split(inputs), q, k, v, no_padding, False, True, grad, *found)
+
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        alone, grads_alone = both_ways()
+        torch.set_num_threads(threads)
+        shared, grads_shared = both_ways()
+    finally:
+        torch.set_num_threads(before)
+    for a, b in zip((*shared, *grads_shared), (*alone, *grads_alone), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("name", GRAPHS)
 @pytest.mark.parametrize("own", [True, False])
 @pytest.mark.parametrize("softmax", [True, False])

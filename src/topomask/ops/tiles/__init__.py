@@ -1,7 +1,7 @@
 """Attention in tiles of 16 queries, for float32 on the CPU.
 
 Queries with many keys in common share a tile (``layout.py``). A tile visits the union of their keys: keys that at least
-three of its queries see are taken eight at a time against all 16 lanes (``vectors.py``), the others pair by pair. The
+two of its queries see are taken eight at a time against all 16 lanes (``vectors.py``), the others pair by pair. The
 weights of a tile (``weights.py``) are packed before, or entries of a pattern, or products of walk features, which are
 then formed tile by tile and never stored.
 """
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from topomask.ops.backend import MAX_PARTS, arrays, row_blocks
-from topomask.ops.tiles.kernels import backward_kernel, forward_kernel
+from topomask.ops.tiles.kernels import CHUNK, backward_kernel, forward_kernel, share_kernel
 from topomask.ops.tiles.layout import Layout
 from topomask.ops.tiles.vectors import LANES
 from topomask.ops.tiles.weights import ENTRIES, FEATURES, PACKED, pack_kernel
@@ -85,11 +85,13 @@ def pack_features(layout: Layout, source: Source, num_keys: int) -> tuple[Tensor
     return weights, sizes
 
 
-def _room(layout: Layout, count: int, num_parts: int, num_inner: int, *widths: int) -> tuple[np.ndarray, np.ndarray]:
+def _room(
+    layout: Layout, count: int, per_chunk: int, per_tile: int, num_inner: int, *widths: int
+) -> tuple[np.ndarray, np.ndarray]:
     """Floats and integers for every block to work with."""
     most = layout.most_keys * LANES
     padded = sum(_padded(width) for width in widths)
-    size = num_parts * most + 32 * padded + 64 + num_inner * layout.most_inner * LANES
+    size = (per_chunk * CHUNK + per_tile) * most + 32 * padded + 64 + num_inner * layout.most_inner * LANES
     return torch.empty(count, size, dtype=torch.float32, device="cpu").numpy(), np.empty((count, most), np.int32)
 
 
@@ -103,7 +105,7 @@ def forward(
     """Attention [B, R, D] and its denominator [B, R]."""
     out, denominator = q.new_empty(*q.shape[:2], v.shape[2]), q.new_empty(q.shape[:2])
     blocks = row_blocks(layout.starts)
-    scratch, bits = _room(layout, len(blocks) - 1, 3, 1, q.shape[2], v.shape[2])
+    scratch, bits = _room(layout, len(blocks) - 1, 2, 1, 1, q.shape[2], v.shape[2])
     forward_kernel(
         source.kind,
         softmax,
@@ -141,9 +143,10 @@ def backward(
     """
     blocks = row_blocks(layout.starts, MAX_PARTS)
     count = len(blocks) - 1
-    scratch, bits = _room(layout, count, 6, 2, q.shape[2], q.shape[2], v.shape[2])
+    scratch, bits = _room(layout, count, 4, 2, 2, q.shape[2], q.shape[2], v.shape[2])
     grad_q = torch.empty_like(q, memory_format=torch.contiguous_format)
-    parts_k, parts_v = (_zeros(count, *x.shape[:2], _padded(x.shape[2])) for x in (k, v))
+    targets, shared = _share_keys(layout, blocks, k.shape[1])
+    sums_k, sums_v = (k.new_zeros(len(x) * (x.shape[1] + len(shared)), _padded(x.shape[2])) for x in (k, v))
     grad_entries = [torch.empty_like(x) for x in source.entries[2:]]
     grad_query = [torch.empty_like(x) for x in source.features[2:4]]
     parts_key = [_zeros(count, len(x)) for x in source.features[6:]]
@@ -156,16 +159,32 @@ def backward(
         *(_nested(parts) for parts in source[2:]),
         *arrays(q, k, v, is_key, grad, out, denominator),
         blocks,
+        targets,
         scratch,
         bits,
         _maps(layout, source, k.shape[1], count),
         tuple(arrays(*grad_entries)),
         tuple(arrays(*grad_query, *parts_key)),
-        *arrays(grad_q, parts_k, parts_v),
+        *arrays(grad_q, sums_k, sums_v),
     )
-    grad_k, grad_v = (_sum_parts(parts)[..., : x.shape[2]].contiguous() for parts, x in ((parts_k, k), (parts_v, v)))
+    grad_k, grad_v = (_fold(sums, shared, x) for sums, x in ((sums_k, k), (sums_v, v)))
     grads = [*grad_query, *(_sum_parts(part) for part in parts_key)] if source.kind == FEATURES else grad_entries
     return ([] if source.kind == PACKED else grads), grad_q, grad_k, grad_v
+
+
+def _share_keys(layout: Layout, blocks: np.ndarray, num_keys: int) -> tuple[np.ndarray, Tensor]:
+    """The row of gradients of every key of the tiles, and the keys of the rows after the first ``num_keys``."""
+    starts, keys = arrays(layout.starts, layout.keys)
+    targets, shared = np.empty(len(keys), np.int32), np.empty(num_keys * (len(blocks) - 2), np.int64)
+    return targets, torch.from_numpy(shared[: share_kernel(blocks, starts, keys, num_keys, targets, shared)])
+
+
+def _fold(sums: Tensor, shared: Tensor, like: Tensor) -> Tensor:
+    """Add the rows of shared keys, which are at the end, to those of the keys, in place."""
+    batch, num_keys, width = like.shape
+    own, others = sums[: batch * num_keys], sums[batch * num_keys :]
+    out = own.view(batch, num_keys, sums.shape[1]).index_add_(1, shared, others.view(batch, len(shared), sums.shape[1]))
+    return out[..., :width].contiguous()
 
 
 def _zeros(*shape: int) -> Tensor:

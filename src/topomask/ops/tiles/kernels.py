@@ -12,6 +12,8 @@ from topomask.ops.tiles.vectors import KEYS, LANES
 from topomask.ops.tiles.weights import ENTRIES, FEATURES, PACKED, fill, spread_entries, spread_features
 
 _LOWEST = np.float32(LOWEST)
+# Tiles that are taken through the whole batch together: their keys, and gradients of keys, stay in the second cache.
+CHUNK = 8
 
 
 @njit(error_model="numpy")
@@ -89,7 +91,7 @@ def _score(tile, layout, lanes, rows, padded, x, scores):
     left, row, right, to = lanes.ctypes.data, rows.ctypes.data, x.ctypes.data, scores.ctypes.data
     key = keys.ctypes.data + 4 * starts[tile]
     for first in range(0, ends[tile] - starts[tile], KEYS):
-        vectors.dot_keys(left, right, key + 4 * first, width, to + 4 * LANES * first, right, width)
+        vectors.dot_keys(left, right, key + 4 * first, width, to + 4 * LANES * first, right, key + 4 * first, width)
     scores[(ends[tile] - starts[tile]) * LANES : (starts[tile + 1] - starts[tile]) * LANES] = 0
     for r in range(LANES):
         for p in range(rest_ptr[tile * LANES + r], rest_ptr[tile * LANES + r + 1]):
@@ -142,8 +144,8 @@ def _combine(tile, layout, scores, x, lanes, padded, out):
 
 @njit(error_model="numpy")
 def _differentiate(
-    tile, layout, softmax, own, lanes, rows, padded, grad_lanes, grad_rows, deep, k, v, weights, sizes, scores, through,
-    bare, grad_weights, grad_sizes, query_lanes, grad_query, grad_k, grad_v,
+    tile, layout, targets, softmax, own, lanes, rows, padded, grad_lanes, grad_rows, deep, k, v, weights, sizes, scores,
+    through, bare, grad_weights, grad_sizes, query_lanes, grad_query, grad_k, grad_v,
 ):  # fmt: skip
     """Gradients of a tile; ``scores`` hold powers for softmax attention."""
     _, starts, ends, keys, rest_ptr, rest, _ = layout
@@ -154,23 +156,24 @@ def _differentiate(
     weight, size, score, pull = weights.ctypes.data, sizes.ctypes.data, scores.ctypes.data, through.ctypes.data
     push, grad_weight, grad_size = bare.ctypes.data, grad_weights.ctypes.data, grad_sizes.ctypes.data
     to, out_row = query_lanes.ctypes.data, grad_query.ctypes.data
-    key = keys.ctypes.data + 4 * starts[tile]
+    key, target = keys.ctypes.data + 4 * starts[tile], targets.ctypes.data
     for first in range(0, ends[tile] - starts[tile], KEYS):
-        at, these = 4 * LANES * first, key + 4 * first
+        at, these, those = 4 * LANES * first, key + 4 * first, target + 4 * first
         if not softmax:
-            vectors.dot_keys(left, k_at, these, width, score + at, v_at, depth)
-        vectors.dot_keys(grad_left, v_at, these, depth, pull, to_v, deep)
+            vectors.dot_keys(left, k_at, these, width, score + at, v_at, these, depth)
+        vectors.dot_keys(grad_left, v_at, these, depth, pull, to_v, those, deep)
         vectors.differentiate_keys(
             np.int64(softmax), np.int64(own), score + at, pull, weight + at, size + at, push, grad_weight + at,
             grad_size + at,
         )  # fmt: skip
-        vectors.add_rows(pull, grad_row, deep, to_v, these)
-        vectors.add_rows(score + at, row, padded, to_k, these)
+        vectors.add_rows(pull, grad_row, deep, to_v, those, to_k, those, padded)
+        vectors.add_rows(score + at, row, padded, to_k, those, k_at, these + 4 * KEYS, width)
         vectors.add_keys(score + at, k_at, these, width, to, k_at, width)
     vectors.lanes_to_rows(to, padded, out_row)
     for r in range(LANES):
         for p in range(rest_ptr[tile * LANES + r], rest_ptr[tile * LANES + r + 1]):
             j, x = np.int64(keys[starts[tile] + rest[p]]), rest[p] * LANES + r
+            t = np.int64(targets[rest[p]])
             product = scores[x] if softmax else vectors.dot_row(row + 4 * r * padded, k_at + 4 * j * width, width)
             by_value = vectors.dot_row(grad_row + 4 * r * deep, v_at + 4 * j * depth, depth)
             grad_weights[x] += product * (by_value if own else by_value + bare[r])
@@ -178,8 +181,8 @@ def _differentiate(
                 grad_sizes[x] += product * bare[r]
             slope = weights[x] * by_value + sizes[x] * bare[r]
             slope = product * slope if softmax else slope
-            vectors.add_row(product * weights[x], grad_row + 4 * r * deep, to_v + 4 * j * deep, depth)
-            vectors.add_row(slope, row + 4 * r * padded, to_k + 4 * j * padded, width)
+            vectors.add_row(product * weights[x], grad_row + 4 * r * deep, to_v + 4 * t * deep, depth)
+            vectors.add_row(slope, row + 4 * r * padded, to_k + 4 * t * padded, width)
             vectors.add_row(slope, k_at + 4 * j * width, out_row + 4 * r * padded, width)
 
 
@@ -193,69 +196,100 @@ def _forward(
     depth = v.shape[2]
     padded, deep = (width + 15) // 16 * 16, (depth + 15) // 16 * 16
     for block in prange(blocks.shape[0] - 1):
-        room = scratch[block]
-        most = bits.shape[1]
-        weights, sizes, scores = room[:most], room[most : 2 * most], room[2 * most : 3 * most]
-        at = 3 * most
+        room, most = scratch[block], bits.shape[1]
+        many = CHUNK * most
+        weights, sizes, scores = room[:many], room[many : 2 * many], room[2 * many : 2 * many + most]
+        at = 2 * many + most
         lanes, rows = room[at : at + padded * 16], room[at + padded * 16 : at + padded * 32]
         at += padded * 32
         out_lanes, out_rows = room[at : at + deep * 16], room[at + deep * 16 : at + deep * 32]
         totals, inner_lanes = room[at + deep * 32 : at + deep * 32 + 64], room[at + deep * 32 + 64 :]
         own_maps = (maps[0][block], maps[1][block], maps[2][block])
         rows[:] = 0
-        for tile in range(blocks[block], blocks[block + 1]):
-            size = starts[tile + 1] - starts[tile]
+        for chunk in range(blocks[block], blocks[block + 1], CHUNK):
+            end = min(chunk + CHUNK, blocks[block + 1])
             if source == PACKED:
-                first, last = starts[tile] * LANES, starts[tile + 1] * LANES
-                weights = packed[0][first:last]
-                sizes = packed[1][first:last] if own else weights
+                weights = packed[0][starts[chunk] * LANES : starts[end] * LANES]
+                sizes = packed[1][starts[chunk] * LANES : starts[end] * LANES] if own else weights
             else:
-                fill(tile, source, layout, entries, features, own_maps, inner_lanes, own, weights, sizes)
+                fill(chunk, end, source, layout, entries, features, own_maps, inner_lanes, own, weights, sizes)
                 if not own:
                     sizes = weights
             for b in range(batch):
-                _copy_rows(tile, order, q[b], padded, rows)
-                vectors.rows_to_lanes(rows.ctypes.data, padded, lanes.ctypes.data)
-                if softmax:
-                    _score(tile, layout, lanes, rows, padded, k[b], scores)
-                    if is_key.shape[0] > 0:
-                        _hide_keys(tile, layout, is_key[b], scores)
-                    _to_powers(size, scores, sizes, totals[16:], bits[block])
-                    count = size * LANES
-                    vectors.weigh(scores.ctypes.data, weights.ctypes.data, sizes.ctypes.data, count, totals.ctypes.data)
-                    _combine(tile, layout, scores, v[b], out_lanes, deep, out_rows)
-                else:
-                    _attend_linear(
-                        tile, layout, lanes, rows, padded, k[b], v[b], weights, sizes, scores, totals, out_lanes, deep,
-                        out_rows,
-                    )  # fmt: skip
-                for r in range(min(LANES, num_rows - tile * LANES)):
-                    i = order[tile * LANES + r]
-                    total = totals[r]
-                    denominator[b, i] = total
-                    factor = np.float32(1)
-                    if normalize:
-                        factor = 1 / total if total != 0 else np.float32(0)
-                    for d in range(depth):
-                        out[b, i, d] = out_rows[r * deep + d] * factor
+                for tile in range(chunk, end):
+                    first, size = (starts[tile] - starts[chunk]) * LANES, starts[tile + 1] - starts[tile]
+                    weight, magnitude = weights[first:], sizes[first:]
+                    _copy_rows(tile, order, q[b], padded, rows)
+                    vectors.rows_to_lanes(rows.ctypes.data, padded, lanes.ctypes.data)
+                    if softmax:
+                        _score(tile, layout, lanes, rows, padded, k[b], scores)
+                        if is_key.shape[0] > 0:
+                            _hide_keys(tile, layout, is_key[b], scores)
+                        _to_powers(size, scores, magnitude, totals[16:], bits[block])
+                        vectors.weigh(
+                            scores.ctypes.data, weight.ctypes.data, magnitude.ctypes.data, size * LANES,
+                            totals.ctypes.data,
+                        )  # fmt: skip
+                        _combine(tile, layout, scores, v[b], out_lanes, deep, out_rows)
+                    else:
+                        _attend_linear(
+                            tile, layout, lanes, rows, padded, k[b], v[b], weight, magnitude, scores, totals, out_lanes,
+                            deep, out_rows,
+                        )  # fmt: skip
+                    for r in range(min(LANES, num_rows - tile * LANES)):
+                        i = order[tile * LANES + r]
+                        total = totals[r]
+                        denominator[b, i] = total
+                        factor = np.float32(1)
+                        if normalize:
+                            factor = 1 / total if total != 0 else np.float32(0)
+                        for d in range(depth):
+                            out[b, i, d] = out_rows[r * deep + d] * factor
+
+
+@njit(error_model="numpy")
+def _copy_gradients(tile, layout, normalize, grad, out, denominator, deep, rows, bare):
+    """Gradients of the rows of a tile, [16, deep], divided by denominators; and ``bare``, those of the denominators."""
+    order, num_rows = layout[0], layout[6]
+    depth = grad.shape[1]
+    for r in range(LANES):
+        i = order[tile * LANES + r]
+        factor, inner = np.float32(1), np.float32(0)
+        if r >= num_rows - tile * LANES:
+            factor = np.float32(0)
+        elif normalize:
+            factor = 1 / denominator[i] if denominator[i] != 0 else np.float32(0)
+        for d in range(depth):
+            rows[r * deep + d] = grad[i, d] * factor
+            inner += rows[r * deep + d] * out[i, d]
+        bare[r] = -inner if normalize else np.float32(0)
+
+
+@njit(error_model="numpy")
+def _find_targets(first, end, targets, num_keys, shift, out):
+    """Targets of a tile, counted from the first key of a batch entry; those of shared keys are ``shift`` further."""
+    for p in range(first, end):
+        out[p - first] = targets[p] if targets[p] < num_keys else targets[p] + shift
 
 
 def _backward(
     source, softmax, normalize, own, layout, packed, entries, features, q, k, v, is_key, grad, out, denominator, blocks,
-    scratch, bits, maps, grad_entries, grad_features, grad_q, parts_k, parts_v,
+    targets, scratch, bits, maps, grad_entries, grad_features, grad_q, grad_k, grad_v,
 ):  # fmt: skip
-    """Gradients of everything; those of keys and values have one summand per block and rows of padded width."""
+    """Gradients of everything; those of keys and values are rows of padded width, those of shared keys at the end."""
     order, starts, num_rows = layout[0], layout[1], layout[6]
-    batch, _, width = q.shape
-    depth = v.shape[2]
+    batch, num_keys, depth = v.shape
+    width = q.shape[2]
+    num_shared = grad_k.shape[0] // batch - num_keys
     padded, deep = (width + 15) // 16 * 16, (depth + 15) // 16 * 16
     for block in prange(blocks.shape[0] - 1):
-        room = scratch[block]
-        most = bits.shape[1]
-        weights, sizes, scores = room[:most], room[most : 2 * most], room[2 * most : 3 * most]
-        through, grad_weights = room[3 * most : 4 * most], room[4 * most : 5 * most]
-        grad_sizes = room[5 * most : 6 * most]
-        at = 6 * most
+        room, most = scratch[block], bits.shape[1]
+        many = CHUNK * most
+        weights, sizes = room[:many], room[many : 2 * many]
+        grad_weights, grad_sizes = room[2 * many : 3 * many], room[3 * many : 4 * many]
+        at = 4 * many
+        scores, through = room[at : at + most], room[at + most : at + 2 * most]
+        at += 2 * most
         lanes, rows = room[at : at + padded * 16], room[at + padded * 16 : at + padded * 32]
         at += padded * 32
         grad_lanes, grad_rows = room[at : at + deep * 16], room[at + deep * 16 : at + deep * 32]
@@ -266,59 +300,81 @@ def _backward(
         half = (room.shape[0] - at) // 2
         inner_lanes, inner_grads = room[at : at + half], room[at + half :]
         own_maps = (maps[0][block], maps[1][block], maps[2][block])
+        bare = totals[:16]
         rows[:], grad_rows[:] = 0, 0
-        for tile in range(blocks[block], blocks[block + 1]):
-            size = starts[tile + 1] - starts[tile]
+        for chunk in range(blocks[block], blocks[block + 1], CHUNK):
+            end = min(chunk + CHUNK, blocks[block + 1])
+            count = (starts[end] - starts[chunk]) * LANES
             if source == PACKED:
-                first, last = starts[tile] * LANES, starts[tile + 1] * LANES
-                weights = packed[0][first:last]
-                sizes = packed[1][first:last] if own else weights
+                weights = packed[0][starts[chunk] * LANES : starts[end] * LANES]
+                sizes = packed[1][starts[chunk] * LANES : starts[end] * LANES] if own else weights
             else:
-                fill(tile, source, layout, entries, features, own_maps, inner_lanes, own, weights, sizes)
+                fill(chunk, end, source, layout, entries, features, own_maps, inner_lanes, own, weights, sizes)
                 if not own:
                     sizes = weights
-            grad_weights[: size * LANES] = 0
+            grad_weights[:count] = 0
             if own:
-                grad_sizes[: size * LANES] = 0
+                grad_sizes[:count] = 0
             for b in range(batch):
-                _copy_rows(tile, order, q[b], padded, rows)
-                vectors.rows_to_lanes(rows.ctypes.data, padded, lanes.ctypes.data)
-                bare = totals[:16]
-                for r in range(LANES):
-                    i = order[tile * LANES + r]
-                    factor, inner = np.float32(1), np.float32(0)
-                    if r >= num_rows - tile * LANES:
-                        factor = np.float32(0)
-                    elif normalize:
-                        factor = 1 / denominator[b, i] if denominator[b, i] != 0 else np.float32(0)
-                    for d in range(depth):
-                        grad_rows[r * deep + d] = grad[b, i, d] * factor
-                        inner += grad_rows[r * deep + d] * out[b, i, d]
-                    bare[r] = -inner if normalize else np.float32(0)
-                vectors.rows_to_lanes(grad_rows.ctypes.data, deep, grad_lanes.ctypes.data)
-                if softmax:
-                    _score(tile, layout, lanes, rows, padded, k[b], scores)
-                    if is_key.shape[0] > 0:
-                        _hide_keys(tile, layout, is_key[b], scores)
-                    _to_powers(size, scores, sizes, totals[16:], bits[block])
-                _differentiate(
-                    tile, layout, softmax, own, lanes, rows, padded, grad_lanes, grad_rows, deep, k[b], v[b], weights,
-                    sizes, scores, through, bare, grad_weights, grad_sizes, query_lanes, query_rows, parts_k[block, b],
-                    parts_v[block, b],
-                )  # fmt: skip
-                for r in range(min(LANES, num_rows - tile * LANES)):
-                    i = order[tile * LANES + r]
-                    for a in range(width):
-                        grad_q[b, i, a] = query_rows[r * padded + a]
-            if source == ENTRIES:
-                spread_entries(tile, order, num_rows, entries[0], entries[1], grad_weights, grad_entries[0])
-                if own:
-                    spread_entries(tile, order, num_rows, entries[0], entries[1], grad_sizes, grad_entries[1])
-            elif source == FEATURES:
-                spread_features(
-                    tile, layout, features, own_maps, inner_lanes, inner_grads, own, grad_weights, grad_sizes,
-                    grad_features, block,
-                )  # fmt: skip
+                for tile in range(chunk, end):
+                    first, size = (starts[tile] - starts[chunk]) * LANES, starts[tile + 1] - starts[tile]
+                    weight, magnitude = weights[first:], sizes[first:]
+                    _copy_rows(tile, order, q[b], padded, rows)
+                    vectors.rows_to_lanes(rows.ctypes.data, padded, lanes.ctypes.data)
+                    _copy_gradients(tile, layout, normalize, grad[b], out[b], denominator[b], deep, grad_rows, bare)
+                    vectors.rows_to_lanes(grad_rows.ctypes.data, deep, grad_lanes.ctypes.data)
+                    if softmax:
+                        _score(tile, layout, lanes, rows, padded, k[b], scores)
+                        if is_key.shape[0] > 0:
+                            _hide_keys(tile, layout, is_key[b], scores)
+                        _to_powers(size, scores, magnitude, totals[16:], bits[block])
+                    shift = (batch - 1 - b) * num_keys + b * num_shared
+                    _find_targets(starts[tile], starts[tile + 1], targets, num_keys, shift, bits[block])
+                    _differentiate(
+                        tile, layout, bits[block], softmax, own, lanes, rows, padded, grad_lanes, grad_rows, deep, k[b],
+                        v[b], weight, magnitude, scores, through, bare, grad_weights[first:], grad_sizes[first:],
+                        query_lanes, query_rows, grad_k[b * num_keys :], grad_v[b * num_keys :],
+                    )  # fmt: skip
+                    for r in range(min(LANES, num_rows - tile * LANES)):
+                        i = order[tile * LANES + r]
+                        for a in range(width):
+                            grad_q[b, i, a] = query_rows[r * padded + a]
+            for tile in range(chunk, end):
+                first = (starts[tile] - starts[chunk]) * LANES
+                if source == ENTRIES:
+                    spread_entries(tile, order, num_rows, entries[0], entries[1], grad_weights[first:], grad_entries[0])
+                    if own:
+                        spread_entries(
+                            tile, order, num_rows, entries[0], entries[1], grad_sizes[first:], grad_entries[1]
+                        )
+                elif source == FEATURES:
+                    spread_features(
+                        tile, layout, features, own_maps, inner_lanes, inner_grads, own, grad_weights[first:],
+                        grad_sizes[first:], grad_features, block,
+                    )  # fmt: skip
 
 
+def _share_keys(blocks, starts, keys, num_keys, targets, shared):
+    """Rows that the blocks of tiles add the gradients of keys to, so that no two blocks add to the same one.
+
+    The first block that sees a key has the row of the key itself; the next ones have rows after those of all keys, each
+    of which belongs to the key that ``shared`` says. Returns how many these are.
+    """
+    last, place, count = np.full(num_keys, -1, np.int32), np.empty(num_keys, np.int32), 0
+    for block in range(blocks.shape[0] - 1):
+        for p in range(starts[blocks[block]], starts[blocks[block + 1]]):
+            j = keys[p]
+            if last[j] != block:
+                if last[j] < 0:
+                    place[j] = j
+                else:
+                    place[j] = num_keys + count
+                    shared[count] = j
+                    count += 1
+                last[j] = block
+            targets[p] = place[j]
+    return count
+
+
+share_kernel = Kernel(_share_keys, threads=False)
 forward_kernel, backward_kernel = Kernel(_forward, fastmath=True), Kernel(_backward, fastmath=True)

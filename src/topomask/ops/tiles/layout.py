@@ -13,7 +13,7 @@ from topomask.ops.backend import Kernel, arrays
 from topomask.ops.tiles.vectors import KEYS, LANES
 
 # Queries of a tile that must see a key for it to be taken with all lanes.
-MIN_LANES = 3
+MIN_LANES = 2
 # Neighbours of a node that are looked at when nodes are put into groups.
 _NEIGHBOURS = 64
 

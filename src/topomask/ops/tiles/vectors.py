@@ -209,16 +209,16 @@ def _procedure(num_arguments: int) -> Any:
 
 
 @intrinsic
-def dot_keys(context, lanes, rows, keys, width, out, next_rows, next_width):
-    """out[c, :] = sum_a rows[keys[c], a] lanes[a, :] for eight keys; fetches their rows in ``next_rows``."""
+def dot_keys(context, lanes, rows, keys, width, out, next_rows, next_keys, next_width):
+    """out[c, :] = sum_a rows[keys[c], a] lanes[a, :] for eight keys; fetches ``next_rows`` of eight others."""
 
     def generate(_, builder, signature, args):
-        lanes, rows, keys, width, out, next_rows, next_width = args
-        _fetch_ahead(builder, next_rows, keys, next_width)
+        lanes, rows, keys, width, out, next_rows, next_keys, next_width = args
+        _fetch_ahead(builder, next_rows, next_keys, next_width)
         for c, total in enumerate(_dots(builder, lanes, rows, keys, width)):
             _store(builder, total, out, _integer(LANES * c))
 
-    return _procedure(7), generate
+    return _procedure(8), generate
 
 
 @intrinsic
@@ -262,11 +262,14 @@ def add_keys(context, scores, rows, keys, width, lanes, next_rows, next_width):
 
 
 @intrinsic
-def add_rows(context, scores, block, width, out, keys):
-    """out[keys[c], :] += sum_r scores[c, r] block[r, :] for eight keys, where a row has ``width``, a multiple of 16."""
+def add_rows(context, scores, block, width, out, keys, next_rows, next_keys, next_width):
+    """out[keys[c], :] += sum_r scores[c, r] block[r, :] for eight keys, where a row has ``width``, a multiple of 16;
+    fetches ``next_rows`` of eight others.
+    """
 
     def generate(_, builder, signature, args):
-        scores, block, width, out, keys = args
+        scores, block, width, out, keys, next_rows, next_keys, next_width = args
+        _fetch_ahead(builder, next_rows, next_keys, next_width)
         targets = _rows(builder, out, keys, width)
 
         def body(a, _):
@@ -287,7 +290,7 @@ def add_rows(context, scores, block, width, out, keys):
 
         _loop(builder, _integer(0), width, LANES, [], body)
 
-    return _procedure(5), generate
+    return _procedure(8), generate
 
 
 @intrinsic

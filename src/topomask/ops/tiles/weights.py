@@ -86,19 +86,22 @@ def spread_features(tile, layout, features, maps, inner_lanes, inner_grads, size
 
 
 @njit(error_model="numpy")
-def fill(tile, source, layout, entries, features, maps, inner_lanes, own, weights, sizes):
-    """Weights and sizes [keys, 16] of a tile from entries or features."""
-    size = layout[1][tile + 1] - layout[1][tile]
-    weights[: size * LANES] = 0
+def fill(first, end, source, layout, entries, features, maps, inner_lanes, own, weights, sizes):
+    """Weights and sizes [keys, 16] of some tiles, one after the other, from entries or features."""
+    starts = layout[1]
+    count = (starts[end] - starts[first]) * LANES
+    weights[:count] = 0
     if own:
-        sizes[: size * LANES] = 0
-    if source == ENTRIES:
-        row_ptr, slots, values, entry_sizes = entries
-        _fill_entries(tile, layout[0], layout[6], row_ptr, slots, values, weights)
-        if own:
-            _fill_entries(tile, layout[0], layout[6], row_ptr, slots, entry_sizes, sizes)
-    else:
-        _fill_features(tile, layout, features, maps, inner_lanes, own, weights, sizes)
+        sizes[:count] = 0
+    for tile in range(first, end):
+        at = (starts[tile] - starts[first]) * LANES
+        if source == ENTRIES:
+            row_ptr, slots, values, entry_sizes = entries
+            _fill_entries(tile, layout[0], layout[6], row_ptr, slots, values, weights[at:])
+            if own:
+                _fill_entries(tile, layout[0], layout[6], row_ptr, slots, entry_sizes, sizes[at:])
+        else:
+            _fill_features(tile, layout, features, maps, inner_lanes, own, weights[at:], sizes[at:])
 
 
 @njit(error_model="numpy")
