@@ -8,11 +8,11 @@ from typing import final
 from torch import Tensor
 
 from topomask.data.class_folders import ClassFolders
-from topomask.data.extras import need
 from topomask.data.in_memory import InMemorySet, to_memory
 from topomask.data.labelled_set import LabelledSet
 from topomask.data.pictures import read_video
 from topomask.data.root import find_path
+from topomask.extras import need
 
 _SUFFIXES = frozenset({".mp4", ".m4v", ".mov", ".avi", ".mkv", ".webm", ".mpg", ".mpeg"})
 

@@ -4,7 +4,7 @@ import pytest
 
 from topomask.data import ImageFolder, VideoFolder
 from topomask.data.digits import digits
-from topomask.data.extras import need
+from topomask.extras import need
 
 
 def test_a_missing_package_is_named_with_its_extra():
