@@ -408,6 +408,16 @@ def neighbor_dense() -> tm.Mask:
 
 
 @enrol
+def same_graph() -> tm.Mask:
+    return tm.SameGraphMask(ragged_graph()).double()
+
+
+@enrol
+def same_graph_batch() -> tm.Mask:
+    return tm.SameGraphMask(ragged_batch()).double()
+
+
+@enrol
 def prefix_neighbor() -> tm.Mask:
     return tm.PrefixMask(tm.NeighborMask(ragged_batch())).double()
 

@@ -12,6 +12,7 @@ from topomask.masks.low_rank import LowRankMask
 from topomask.masks.neighbor import NeighborMask
 from topomask.masks.power_series import PowerSeriesMask
 from topomask.masks.prefix import PrefixMask
+from topomask.masks.same_graph import SameGraphMask
 from topomask.masks.selected import SelectedMask
 from topomask.masks.shortest_path import ShortestPathMask
 from topomask.masks.stochastic_position import StochasticPositionMask
@@ -34,6 +35,7 @@ __all__ = [
     "NeighborMask",
     "PowerSeriesMask",
     "PrefixMask",
+    "SameGraphMask",
     "SelectedMask",
     "ShortestPathMask",
     "StochasticPositionMask",

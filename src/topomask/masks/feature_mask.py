@@ -79,6 +79,11 @@ class FeatureMask(GraphMask):
         walks = self._walks
         return walks.query if walks.key is None or walks.key is walks.query else (walks.query, walks.key)
 
+    @property
+    def recipe(self) -> WalkRecipe:
+        """All that decides the walks, apart from the graph."""
+        return self._settings
+
     def sample(self, graph: Graph) -> Features:
         """Walks of this mask on another graph, for :meth:`on`; a data loader can do this ahead of time."""
         return self._settings.sample(graph)
@@ -104,10 +109,20 @@ class FeatureMask(GraphMask):
         view._move(self._walks.loads.device, self._walks.loads.dtype)
         return view
 
-    def _bind(self, graph: Graph, features: Features | None = None) -> None:
+    def _bind(self, graph: Graph, features: Features | BoundWalks | None = None) -> None:
         settings = self._settings
-        if features is None:
-            features = settings.sample(graph)
+        if isinstance(features, BoundWalks):
+            # Those of another mask of the same recipe on the same graph.
+            walks = features
+            check_features(walks.query, graph, settings)
+        else:
+            walks = self._bound(graph, settings.sample(graph) if features is None else features)
+        super()._bind(graph)
+        self._walks = walks
+        self._probe = torch.empty(0, dtype=walks.loads.dtype, device=walks.loads.device)
+
+    def _bound(self, graph: Graph, features: Features) -> BoundWalks:
+        settings = self._settings
         wants_pair = settings.symmetric and not settings.shared_walks
         if isinstance(features, tuple) != wants_pair:
             raise ValueError(
@@ -117,9 +132,7 @@ class FeatureMask(GraphMask):
         query, key = features if isinstance(features, tuple) else (features, features)
         for part in (query, key):
             check_features(part, graph, settings)
-        super()._bind(graph)
-        self._walks = BoundWalks(query, key if settings.symmetric else None, graph)
-        self._probe = torch.empty(0, dtype=query.loads.dtype, device=query.loads.device)
+        return BoundWalks(query, key if settings.symmetric else None, graph)
 
     def f(self) -> Tensor:
         """The modulation, [H, L + 1]."""

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from topomask import theory
 from topomask.graph import Graph, Normalization
-from topomask.masks.bound_walks import Features, WalkRecipe, draw_seed
+from topomask.masks.bound_walks import BoundWalks, Features, WalkRecipe, draw_seed
 from topomask.masks.feature_mask import FeatureMask
 from topomask.walks import Coupling, WalkFeatures
 
@@ -86,7 +86,7 @@ class WalkMask(FeatureMask):
         """Whether keys walk too."""
         return self._settings.symmetric
 
-    def _bind(self, graph: Graph, features: Features | None = None) -> None:
+    def _bind(self, graph: Graph, features: Features | BoundWalks | None = None) -> None:
         normalization = graph.check_normalization(self._settings.normalization)
         if self._settings.symmetric and (graph.directed or normalization == "row"):
             raise ValueError(

@@ -1,0 +1,39 @@
+import pytest
+import torch
+
+import topomask as tm
+from registry import ragged_batch, ragged_graph
+
+
+@pytest.mark.parametrize("kind", ["linear", "softmax"])
+def test_is_attention_without_a_mask_graph_by_graph(kind):
+    torch.manual_seed(0)
+    graphs = [tm.path_graph(1), ragged_graph(), tm.cycle_graph(5)]
+    mask = tm.SameGraphMask(tm.Graph.batch(graphs)).double()
+    x = torch.randn(mask.num_queries, 8, dtype=torch.float64)
+    masked = tm.nn.MaskedAttention(8, 2, mask, kind=kind).double()
+    plain = tm.nn.Attention(8, 2, kind=kind).double()
+    plain.load_state_dict(masked.state_dict())
+    expected = torch.cat([plain(part[None])[0] for part in x.split([graph.num_nodes for graph in graphs])])
+    torch.testing.assert_close(masked(x), expected)
+
+
+@pytest.mark.parametrize("make", [ragged_graph, ragged_batch])
+@pytest.mark.parametrize("attend", [tm.masked_attention, tm.masked_softmax_attention])
+def test_compiles(make, attend):
+    mask = tm.SameGraphMask(make())
+    q = torch.randn(2, mask.num_queries, 4, requires_grad=True)
+    compiled = torch.compile(lambda q: attend(q, q, q, mask), fullgraph=True, backend="aot_eager")
+    found = [[out, *torch.autograd.grad(out.square().sum(), [q])] for out in (compiled(q), attend(q, q, q, mask))]
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_moves_to_other_graphs_and_one_large_graph_forms_no_pairs():
+    mask = tm.SameGraphMask(tm.path_graph(1)).on(tm.path_graph(1 << 15))
+    assert mask._pairs is None
+    q = torch.randn(1, 1 << 15, 4)
+    torch.testing.assert_close(tm.masked_attention(q, q, q, mask), tm.linear_attention(q, q, q))
+    assert mask._pairs is None
+    with pytest.raises(ValueError, match="Only dense attention with 1,073,741,824 weights would do"):
+        tm.masked_softmax_attention(q, q, q, mask)
