@@ -10,11 +10,12 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal, Self, get_args
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from topomask.graph import Graph, Normalization
-from topomask.graph_input import check_integer, check_nodes
+from topomask.graph_input import Array, check_integer, check_nodes
 from topomask.ops import segments
 from topomask.ops.feature_values import feature_values
 from topomask.ops.sample_walks import WalkSettings, sample_walks
@@ -160,31 +161,47 @@ class WalkFeatures:
             found = {getattr(part, name) for part in features}
             if len(found) > 1:
                 raise ValueError(f"`features` must agree in {name}, but have {sorted(found)}. Sample them alike.")
-        num_heads = features[0].num_heads
-        kind = segments.index_type(sum(part.num_columns for part in features))
-        offset = 0
-        shifted = []
-        for part in features:
-            shifted.append(part.columns.to(kind) + offset)
-            offset += part.num_columns
-        rows = torch.tensor([part.num_rows for part in features])
-        # Joined graph by graph, then reordered so that heads are outermost again.
-        starts = segments.pointers(rows * num_heads)[:-1]
-        heads = torch.arange(num_heads)[:, None]
-        order = segments.ranges((starts + heads * rows).flatten(), rows.repeat(num_heads))
-        joined = cls(
-            row_ptr=segments.join([part.row_ptr for part in features]),
-            columns=torch.cat(shifted),
-            entry_ptr=_narrow(segments.join([part.entry_ptr for part in features])),
-            lengths=torch.cat([part.lengths for part in features]),
-            loads=torch.cat([part.loads for part in features]),
-            num_heads=num_heads,
-            num_columns=offset,
-            max_length=features[0].max_length,
-            normalization=features[0].normalization,
-            weighting=features[0].weighting,
+        num_columns = sum(part.num_columns for part in features)
+        # In NumPy: batches have many small parts, and what torch does around an operation takes longer than these do.
+        parts = [part._arrays() for part in features]
+        starts = np.cumsum([0] + [part.num_columns for part in features])
+        counts, columns, entry_counts, lengths, loads = (
+            np.concatenate(
+                [arrays[field][cuts[field][head]] for head in range(features[0].num_heads) for arrays, cuts in parts]
+            )
+            for field in range(5)
         )
-        return joined if num_heads == 1 else joined._take(order.to(joined.columns.device))
+        sizes = [part._head_cuts[1][head] for head in range(features[0].num_heads) for part in features]
+        shifts = np.repeat(np.tile(starts[:-1], features[0].num_heads), [cut.stop - cut.start for cut in sizes])
+        kind = segments.index_type(num_columns)
+        device = features[0].loads.device
+        with torch.inference_mode(False):
+            return cls(
+                row_ptr=segments.pointers(torch.from_numpy(counts)).to(device),
+                columns=torch.from_numpy(columns + shifts).to(device, kind),
+                entry_ptr=_narrow(segments.pointers(torch.from_numpy(entry_counts))).to(device),
+                lengths=torch.from_numpy(lengths).to(device),
+                loads=torch.from_numpy(loads).to(device),
+                num_heads=features[0].num_heads,
+                num_columns=num_columns,
+                max_length=features[0].max_length,
+                normalization=features[0].normalization,
+                weighting=features[0].weighting,
+            )
+
+    def _arrays(self) -> tuple[list[Array], list[list[slice]]]:
+        """Columns per row, columns, entries per column, lengths and loads; and where every head is in each."""
+        row_ptr, columns, entry_ptr, lengths, loads = (tensor.cpu().numpy() for tensor in self._tensors().values())
+        rows, pairs, entries = self._head_cuts
+        return [np.diff(row_ptr), columns, np.diff(entry_ptr), lengths, loads], [rows, pairs, pairs, entries, entries]
+
+    @cached_property
+    def _head_cuts(self) -> tuple[list[slice], list[slice], list[slice]]:
+        """The rows, pairs and entries of every head."""
+        rows = self._head_rows.tolist()
+        pairs, entries = self.row_ptr[self._head_rows].tolist(), self.head_ptr.tolist()
+        cuts = [[slice(a, b) for a, b in itertools.pairwise(ends)] for ends in (rows, pairs, entries)]
+        return cuts[0], cuts[1], cuts[2]
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Self:
         """Features on another device or in another precision of the loads; float32 at least."""
