@@ -89,7 +89,10 @@ class MaskedAttention(HeadProjections):
         """
         if graph is None and features is not None:
             raise ValueError("`features` are walks on a graph. Pass the graph too.")
-        mask = self.mask if graph is None else self.mask.on(graph, features)
+        return self.attend(x, self.mask if graph is None else self.mask.on(graph, features), key_padding_mask)
+
+    def attend(self, x: Tensor, mask: Mask, key_padding_mask: Tensor | None = None) -> Tensor:
+        """Attend with a view of this layer's mask, ``layer.mask.on(graph)``, that was made before."""
         q, k, v = self.project(x)
         if self.kind == "linear":
             out = masked_attention(

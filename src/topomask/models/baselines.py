@@ -1,0 +1,170 @@
+"""Graph networks to compare with, through PyG."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from topomask.extras import need
+from topomask.graph import Graph
+from topomask.models.graph_transformer import check_features
+from topomask.nn import GraphReadout, SparseRows
+from topomask.nn.readout import Readout
+from topomask.nn.sparse_rows import apply_linear, drop_features
+
+Layer = Literal["gcn", "gat", "sgc", "gin"]
+# Edges as PyG has them; they go when the graph goes.
+_KEPT: WeakKeyDictionary[Graph, tuple[Tensor, Tensor]] = WeakKeyDictionary()
+_NORMS = {"none": None, "batch": "BatchNorm", "layer": "LayerNorm"}
+
+
+class GraphNetwork(nn.Module):
+    """GCN, GAT, SGC or GIN of PyG, as published: for nodes, the last layer gives the classes.
+
+    Args:
+        in_features: Features of a node.
+        num_classes: Classes.
+        layer: ``"gcn"``, ``"gat"``, ``"sgc"`` (one linear layer after ``depth`` hops) or ``"gin"``.
+        dim: Width of the hidden layers; for ``"gat"``, of all heads together.
+        depth: Layers, or hops.
+        num_heads: Heads of ``"gat"``.
+        readout: ``"node"``, ``"mean"``, ``"sum"`` or ``"attention"``; see :class:`topomask.nn.GraphReadout`.
+        norm: ``"none"``, ``"batch"`` or ``"layer"``, between layers.
+        dropout: Probability to drop a number between layers; for ``"gat"``, also an edge.
+        input_dropout: Probability to drop an input feature.
+        encoder: Put a linear layer in front, for sparse features with many columns. Without it these are made dense.
+
+    Example:
+        >>> import torch, topomask as tm
+        >>> model = tm.models.GraphNetwork(4, 3, "gcn", dim=16)
+        >>> model(torch.randn(5, 4), tm.cycle_graph(5)).shape
+        torch.Size([5, 3])
+
+    References:
+        Kipf and Welling (2017); Velickovic et al. (2018); Wu et al. (2019); Xu et al. (2019).
+    """
+
+    encoder: nn.Linear | None
+    head: nn.Linear | None
+
+    def __init__(
+        self,
+        in_features: int,
+        num_classes: int,
+        layer: Layer = "gcn",
+        dim: int = 64,
+        depth: int = 2,
+        num_heads: int = 8,
+        readout: Readout = "node",
+        norm: str = "none",
+        dropout: float = 0.0,
+        input_dropout: float = 0.0,
+        encoder: bool = False,
+    ) -> None:
+        super().__init__()
+        if layer not in get_args(Layer):
+            raise ValueError(f"`layer` must be one of {get_args(Layer)}, but is {layer!r}.")
+        if norm not in _NORMS:
+            raise ValueError(f"`norm` must be one of {tuple(_NORMS)}, but is {norm!r}.")
+        if depth < 1:
+            raise ValueError(f"`depth` must be at least 1, but is {depth}.")
+        self.in_features, self.layer, self.dropout, self.input_dropout = in_features, layer, dropout, input_dropout
+        self.encoder = nn.Linear(in_features, dim) if encoder else None
+        width = dim if encoder else in_features
+        out = num_classes if readout == "node" else None
+        self.network = _network(layer, width, dim, depth, out, dropout, _NORMS[norm], num_heads)
+        self.readout = GraphReadout(readout, dim)
+        self.head = None if readout == "node" else nn.Linear(dim, num_classes)
+
+    def forward(self, x: Tensor | SparseRows, graph: Graph, parts: Sequence[Graph] | None = None) -> Tensor:  # noqa: ARG002
+        """Logits of the classes, [N, num_classes] or [num_graphs, num_classes]; ``parts`` are not needed."""
+        check_features(x, graph, self.in_features)
+        x = drop_features(x, self.input_dropout, self.training)
+        if self.encoder is not None:
+            x = F.relu(apply_linear(self.encoder, x))
+        tokens = x.to_dense() if isinstance(x, SparseRows) else x
+        edge_index, weights = _edges_of(graph, tokens.device)
+        weighted = {"edge_weight": weights} if self.layer in ("gcn", "sgc") and (graph.weights != 1).any() else {}
+        tokens = self.network(tokens, edge_index, **weighted)
+        if self.head is None:
+            return tokens
+        return self.head(F.dropout(self.readout(tokens, graph), self.dropout, self.training))
+
+
+@dataclass(frozen=True)
+class GraphNetworkConfig:
+    """The arguments of :class:`GraphNetwork` as data. What is None is taken from the data.
+
+    Attributes:
+        in_features: Features of a node.
+        num_classes: Classes.
+        layer: "gcn", "gat", "sgc" or "gin".
+        dim: Width of the hidden layers.
+        depth: Layers, or hops.
+        num_heads: Heads of "gat".
+        readout: "node", "mean", "sum" or "attention".
+        norm: "none", "batch" or "layer".
+        dropout: Probability to drop a number between layers.
+        input_dropout: Probability to drop an input feature.
+        encoder: Put a linear layer in front.
+    """
+
+    in_features: int | None = None
+    num_classes: int | None = None
+    layer: Layer = "gcn"
+    dim: int = 64
+    depth: int = 2
+    num_heads: int = 8
+    readout: Readout = "node"
+    norm: Literal["none", "batch", "layer"] = "none"
+    dropout: float = 0.0
+    input_dropout: float = 0.0
+    encoder: bool = False
+
+    def build(self) -> GraphNetwork:
+        """The model."""
+        given = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
+        for name in ("in_features", "num_classes"):
+            if given[name] is None:
+                raise ValueError(f"`{name}` is None. Set it, or let an experiment take it from its data.")
+        return GraphNetwork(**given)
+
+
+def _network(
+    layer: Layer,
+    width: int,
+    dim: int,
+    depth: int,
+    out: int | None,
+    dropout: float,
+    norm: str | None,
+    num_heads: int,
+) -> nn.Module:
+    pyg = need("torch_geometric.nn", "PyG", "pyg", f"The baseline {layer!r}")
+    if layer == "sgc":
+        return pyg.SGConv(width, dim if out is None else out, K=depth)
+    common: dict[str, Any] = {"out_channels": out, "dropout": dropout, "norm": norm}
+    if out is None:
+        # An activation after the last layer too; GIN looks at all layers, as published.
+        common["jk"] = "cat" if layer == "gin" else "last"
+    if layer == "gcn":
+        return pyg.GCN(width, dim, depth, **common)
+    if layer == "gin":
+        return pyg.GIN(width, dim, depth, **common, train_eps=True)
+    # The activation of the paper.
+    return pyg.GAT(width, dim, depth, **common, heads=num_heads, act="elu")
+
+
+def _edges_of(graph: Graph, device: torch.device) -> tuple[Tensor, Tensor]:
+    if graph not in _KEPT:
+        edge_index, weights = graph.to_edge_index()
+        _KEPT[graph] = edge_index, weights.float()
+    edge_index, weights = _KEPT[graph]
+    return edge_index.to(device), weights.to(device)

@@ -1,0 +1,286 @@
+"""Graphs: a transformer whose nodes know the graph they live on."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Self, get_args
+
+from torch import Tensor, nn
+
+from topomask.attention_inputs import FeatureMap
+from topomask.graph import Graph
+from topomask.masks.base import Mask, Normalizer
+from topomask.masks.views import MaskViews
+from topomask.models.graph_masks import GraphMaskOptions, MaskFactory, layer_masks
+from topomask.nn import MLP, GraphConvolution, GraphReadout, MaskedAttention, SparseRows
+from topomask.nn.attention import Kind
+from topomask.nn.readout import Readout
+from topomask.nn.sparse_rows import apply_linear, drop_features
+
+Local = Literal["none", "gcn", "sum"]
+Norm = Literal["layer", "batch", "none"]
+
+
+class GraphTransformer(nn.Module):
+    """A classifier of graphs or of nodes: masked attention, a sum over neighbours beside it, perceptrons.
+
+    A batch of graphs is one block-diagonal :class:`topomask.Graph`; nothing is padded, and nothing crosses between
+    graphs. Masks are made on a placeholder and bound to the graph of every call. Walks are sampled once per graph: of
+    the graph itself, or of its ``parts``, which come again in other batches.
+
+    Args:
+        in_features: Features of a node.
+        num_classes: Classes.
+        dim: Width of the tokens.
+        depth: Blocks.
+        num_heads: Heads.
+        mlp_ratio: Width of the perceptrons, in terms of ``dim``.
+        mask: A name of :mod:`topomask.models.graph_masks`; a function that makes the mask of a layer, given a graph and
+            the number of heads; or a mask that can be moved to a graph by ``mask.on(graph)``, shared by all layers.
+        kind: ``"linear"`` or ``"softmax"`` attention.
+        mask_options: What the name of the mask does not say: walks, seed.
+        local: A sum over neighbours beside attention: ``"none"``, ``"gcn"`` or ``"sum"``, see
+            :class:`topomask.nn.GraphConvolution`.
+        readout: ``"node"`` to classify nodes, or ``"mean"``, ``"sum"`` or ``"attention"`` over the nodes of a graph.
+        norm: ``"layer"``, ``"batch"`` or ``"none"``.
+        dropout: Probability to drop a number of what a branch adds, and of what the head sees.
+        input_dropout: Probability to drop an input feature.
+        attention_dropout: Probability to drop a pair; linear attention then goes over pairs.
+        feature_map: Feature map of linear attention.
+        normalizer: What attention divides by. Default: that of the mask.
+
+    Example:
+        >>> import torch, topomask as tm
+        >>> graphs = [tm.cycle_graph(5), tm.path_graph(3)]
+        >>> model = tm.models.GraphTransformer(4, 2, dim=16, depth=2, num_heads=2, readout="mean")
+        >>> model(torch.randn(8, 4), tm.Graph.batch(graphs), graphs).shape
+        torch.Size([2, 2])
+
+    References:
+        Choromanski et al. (2022), GKAT; Rampasek et al. (2022), for a local branch beside attention.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        num_classes: int,
+        dim: int = 64,
+        depth: int = 2,
+        num_heads: int = 4,
+        mlp_ratio: float = 2.0,
+        mask: str | Mask | MaskFactory = "walk",
+        kind: Kind = "linear",
+        mask_options: GraphMaskOptions | None = None,
+        local: Local = "none",
+        readout: Readout = "node",
+        norm: Norm = "layer",
+        dropout: float = 0.0,
+        input_dropout: float = 0.0,
+        attention_dropout: float = 0.0,
+        feature_map: FeatureMap = "relu",
+        normalizer: Normalizer | None = None,
+    ) -> None:
+        super().__init__()
+        _check_sizes(in_features=in_features, num_classes=num_classes, dim=dim, depth=depth)
+        if local not in get_args(Local):
+            raise ValueError(f"`local` must be one of {get_args(Local)}, but is {local!r}.")
+        for name, p in (("dropout", dropout), ("input_dropout", input_dropout)):
+            if not 0 <= p < 1:
+                raise ValueError(f"`{name}` must lie in [0, 1), but is {p}.")
+        norms = norm_factory(norm, dim)
+        how: dict[str, Any] = {"kind": kind, "normalizer": normalizer, "dropout": attention_dropout}
+        if kind == "linear":
+            how["feature_map"] = feature_map
+        self.in_features, self.input_dropout = in_features, input_dropout
+        self.embedding = nn.Linear(in_features, dim)
+        self.blocks = nn.ModuleList(
+            GraphBlock(
+                None if layer_mask is None else MaskedAttention(dim, num_heads, layer_mask, **how),
+                None if local == "none" else GraphConvolution(dim, dim, local),
+                MLP(dim, round(mlp_ratio * dim)),
+                norms,
+                dropout,
+            )
+            for layer_mask in layer_masks(mask, depth, num_heads, mask_options)
+        )
+        self.norm = norms()
+        self.readout = GraphReadout(readout, dim)
+        self.dropout = nn.Dropout(dropout)
+        self.head = nn.Linear(dim, num_classes)
+        self._views = MaskViews()
+
+    def represent(self, x: Tensor | SparseRows, graph: Graph, parts: Sequence[Graph] | None = None) -> Tensor:
+        """One vector per graph, [G, C], or per node, [N, C]: what the head classifies."""
+        check_features(x, graph, self.in_features)
+        tokens = apply_linear(self.embedding, drop_features(x, self.input_dropout, self.training))
+        for block in self.blocks:
+            assert isinstance(block, GraphBlock)
+            mask = None if block.attention is None else self._views.on(block.attention.mask, graph, parts)
+            tokens = block(tokens, graph, mask)
+        return self.readout(self.norm(tokens), graph)
+
+    def forward(self, x: Tensor | SparseRows, graph: Graph, parts: Sequence[Graph] | None = None) -> Tensor:
+        """Logits of the classes.
+
+        Args:
+            x: Features of the nodes, [N, in_features], dense or sparse.
+            graph: The graph, or a batch of graphs.
+            parts: The graphs that it is a batch of, where these come again in other batches: their walks are then
+                sampled once and joined. The answer is the same to the last bit.
+
+        Returns:
+            [N, num_classes] for nodes, [num_graphs, num_classes] for graphs.
+        """
+        return self.head(self.dropout(self.represent(x, graph, parts)))
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        # Views are of masks as they were, on the device they were on.
+        self._views.clear()
+        return super()._apply(fn, recurse)
+
+
+class GraphBlock(nn.Module):
+    """Attention and a sum over neighbours, side by side, then a perceptron; each beside a residual.
+
+    Args:
+        attention: Masked attention, or None.
+        local: A sum over neighbours, or None.
+        mlp: The perceptron.
+        norms: Makes a norm.
+        dropout: Probability to drop a number of what a branch adds.
+    """
+
+    attention: MaskedAttention | None
+    local: GraphConvolution | None
+
+    def __init__(
+        self,
+        attention: MaskedAttention | None,
+        local: GraphConvolution | None,
+        mlp: nn.Module,
+        norms: Callable[[], nn.Module],
+        dropout: float,
+    ) -> None:
+        super().__init__()
+        self.mixing_norm, self.attention, self.local = norms(), attention, local
+        self.mlp_norm, self.mlp = norms(), mlp
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor, graph: Graph, mask: Mask | None) -> Tensor:
+        """Tokens to tokens, [N, C]; ``mask`` is that of the attention, on the graph."""
+        normed = self.mixing_norm(x)
+        if self.attention is not None and mask is not None:
+            x = x + self.dropout(self.attention.attend(normed, mask))
+        if self.local is not None:
+            x = x + self.dropout(self.local(normed, graph))
+        return x + self.dropout(self.mlp(self.mlp_norm(x)))
+
+
+@dataclass(frozen=True)
+class GraphTransformerConfig:
+    """The arguments of :class:`GraphTransformer` as data. What is None is taken from the data.
+
+    Attributes:
+        in_features: Features of a node.
+        num_classes: Classes.
+        dim: Width of the tokens.
+        depth: Blocks.
+        num_heads: Heads.
+        mlp_ratio: Width of the perceptrons, in terms of dim.
+        mask: Name of the mask; "all" is attention without a mask, "none" is no attention.
+        kind: "linear" or "softmax" attention.
+        mask_options: What the name of the mask does not say.
+        local: A sum over neighbours beside attention: "none", "gcn" or "sum".
+        readout: "node", "mean", "sum" or "attention".
+        norm: "layer", "batch" or "none".
+        dropout: Probability to drop a number of what a branch adds.
+        input_dropout: Probability to drop an input feature.
+        attention_dropout: Probability to drop a pair.
+        feature_map: Feature map of linear attention.
+        normalizer: What attention divides by; none is that of the mask.
+    """
+
+    in_features: int | None = None
+    num_classes: int | None = None
+    dim: int = 64
+    depth: int = 2
+    num_heads: int = 4
+    mlp_ratio: float = 2.0
+    mask: str = "walk"
+    kind: Kind = "linear"
+    mask_options: GraphMaskOptions = field(default_factory=GraphMaskOptions)
+    local: Local = "none"
+    readout: Readout = "node"
+    norm: Norm = "layer"
+    dropout: float = 0.0
+    input_dropout: float = 0.0
+    attention_dropout: float = 0.0
+    feature_map: str = "relu"
+    normalizer: Normalizer | None = None
+
+    @classmethod
+    def preset(cls, name: str, **changes: Any) -> Self:
+        """A config by name, with changes.
+
+        Args:
+            name: ``"grf"``, linear attention masked by graph random features; ``"grf-softmax"``, softmax attention with
+                the same; ``"gkat"``, softmax attention masked by the random-walk kernel, with the walks of the authors'
+                code (50 of 3 steps, kernel with unit diagonal); ``"gkat-diffusion"``, by the diffusion kernel;
+                ``"linear"`` and ``"softmax"``, without a mask; ``"mlp"``, without attention and without the graph.
+            **changes: Fields to set.
+
+        Example:
+            >>> GraphTransformerConfig.preset("gkat", depth=2).kind
+            'softmax'
+        """
+        if name not in PRESETS:
+            raise ValueError(f"`name` must be one of {tuple(PRESETS)}, but is {name!r}.")
+        return cls(**(PRESETS[name] | changes))
+
+    def build(self) -> GraphTransformer:
+        """The model."""
+        given = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
+        for name in ("in_features", "num_classes"):
+            if given[name] is None:
+                raise ValueError(f"`{name}` is None. Set it, or let an experiment take it from its data.")
+        return GraphTransformer(**given)
+
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "grf": {"mask": "walk", "kind": "linear"},
+    "grf-softmax": {"mask": "walk", "kind": "softmax"},
+    "gkat": {"mask": "visit", "kind": "softmax", "mask_options": GraphMaskOptions(num_walks=50, max_length=3)},
+    "gkat-diffusion": {"mask": "diffusion", "kind": "softmax"},
+    "linear": {"mask": "all", "kind": "linear"},
+    "softmax": {"mask": "all", "kind": "softmax"},
+    "mlp": {"mask": "none", "local": "none"},
+}
+
+
+def norm_factory(norm: str, dim: int) -> Callable[[], nn.Module]:
+    """Makes norms by name."""
+    if norm not in get_args(Norm):
+        raise ValueError(f"`norm` must be one of {get_args(Norm)}, but is {norm!r}.")
+    makers: dict[str, Callable[[], nn.Module]] = {
+        "layer": lambda: nn.LayerNorm(dim),
+        "batch": lambda: nn.BatchNorm1d(dim),
+        "none": nn.Identity,
+    }
+    return makers[norm]
+
+
+def check_features(x: Tensor | SparseRows, graph: Graph, in_features: int) -> None:
+    """A ValueError unless there is one row of features per node."""
+    if x.shape != (graph.num_nodes, in_features):
+        raise ValueError(
+            f"`x` must have shape [num_nodes={graph.num_nodes}, in_features={in_features}], but has shape "
+            f"{tuple(x.shape)}. Pass one row per node of `graph`, which may be a batch of graphs."
+        )
+
+
+def _check_sizes(**sizes: int) -> None:
+    for name, size in sizes.items():
+        if size < 1:
+            raise ValueError(f"`{name}` must be at least 1, but is {size}.")

@@ -1,0 +1,125 @@
+"""The GPS layer of PyG with masked attention. Importing this needs PyG."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from topomask.extras import need
+from topomask.graph import Graph
+from topomask.masks import Mask
+from topomask.nn.masked_attention import MaskedAttention
+
+_GPSConv: Any = need("torch_geometric.nn", "PyG", "pyg", "MaskedGPSConv").GPSConv
+_reset = need("torch_geometric.nn.inits", "PyG", "pyg", "MaskedGPSConv").reset
+
+
+class MaskedGPSConv(_GPSConv):  # type: ignore[misc]
+    r"""PyG's ``GPSConv`` whose global attention is masked by the graph.
+
+    .. math:: h = \mathrm{norm}(x + \mathrm{conv}(x, G)) + \mathrm{norm}(x + \mathrm{attention}(x, M_G)), \qquad
+        y = \mathrm{norm}(h + \mathrm{MLP}(h))
+
+    ``GPSConv`` hands the graph to its local layer alone, and leaves out an attention whose class it does not know. Here
+    attention gets a mask on the graph, on the nodes of a batch as they are: nothing is padded.
+
+    Args:
+        channels: Width of the tokens.
+        conv: The local layer, such as PyG's ``GINConv``; None for attention alone.
+        mask: The mask, on any graph: it is moved to the graph of every call.
+        heads: Heads of attention.
+        dropout: Probability to drop a number, in training.
+        kind: ``"linear"`` or ``"softmax"`` attention.
+        attn_kwargs: More arguments of :class:`topomask.nn.MaskedAttention`.
+        **options: ``act``, ``act_kwargs``, ``norm`` and ``norm_kwargs`` of ``GPSConv``.
+
+    Example:
+        >>> import torch, topomask as tm
+        >>> from torch_geometric.nn import GCNConv
+        >>> mask = tm.WalkMask(tm.path_graph(1), symmetric=False, num_heads=2)
+        >>> layer = tm.nn.MaskedGPSConv(8, GCNConv(8, 8), mask, heads=2)
+        >>> edge_index, _ = tm.cycle_graph(5).to_edge_index()
+        >>> layer(torch.randn(5, 8), edge_index).shape
+        torch.Size([5, 8])
+
+    References:
+        Rampasek et al. (2022), Recipe for a general, powerful, scalable graph transformer.
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        conv: Any,
+        mask: Mask,
+        heads: int = 1,
+        dropout: float = 0.0,
+        *,
+        kind: Any = "linear",
+        attn_kwargs: dict[str, Any] | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(channels, conv, heads, dropout, **options)
+        self.attn = MaskedAttention(channels, heads, mask, kind=kind, **(attn_kwargs or {}))
+        self.attn_type = f"masked {kind}"
+
+    def reset_parameters(self) -> None:
+        """Draw all weights anew; the mask keeps its own."""
+        attention = self.attn
+        parts = (attention.query, attention.key, attention.value, attention.out, self.norm1, self.norm2, self.norm3)
+        for part in (self.conv, self.mlp, *parts):
+            _reset(part)
+
+    def forward(
+        self,
+        x: Tensor,
+        edge_index: Tensor,
+        batch: Tensor | None = None,
+        *,
+        graph: Graph | None = None,
+        features: Any = None,
+        **kwargs: Any,
+    ) -> Tensor:
+        """One layer.
+
+        Args:
+            x: Tokens, [N, C].
+            edge_index: Edges, [2, E], both directions of each, for the local layer.
+            batch: Which graph every node belongs to, [N], ascending. Default: one graph.
+            graph: The same as a graph. Default: made of ``edge_index`` and ``batch``; layers that share a graph should
+                be given it, so that it is made once.
+            features: Walks already sampled on ``graph`` by ``layer.attn.mask.sample(graph)``.
+            **kwargs: For the local layer.
+
+        Returns:
+            Tokens, [N, C].
+        """
+        graph = _graph(edge_index, batch, len(x)) if graph is None else graph
+        normed = {"batch": batch} if self.norm_with_batch else {}
+        parts = []
+        if self.conv is not None:
+            local = x + F.dropout(self.conv(x, edge_index, **kwargs), self.dropout, self.training)
+            parts.append(local if self.norm1 is None else self.norm1(local, **normed))
+        attended = x + F.dropout(self.attn(x, graph, features), self.dropout, self.training)
+        parts.append(attended if self.norm2 is None else self.norm2(attended, **normed))
+        out = torch.stack(parts).sum(dim=0)
+        out = out + self.mlp(out)
+        return out if self.norm3 is None else self.norm3(out, **normed)
+
+
+class _Batch:
+    """What :meth:`Graph.from_pyg` looks at."""
+
+    def __init__(self, edge_index: Tensor, num_nodes: int, ptr: Tensor | None) -> None:
+        self.edge_index, self.num_nodes, self.ptr = edge_index, num_nodes, ptr
+
+
+def _graph(edge_index: Tensor, batch: Tensor | None, num_nodes: int) -> Graph:
+    ptr = None
+    if batch is not None:
+        if bool((batch.diff() < 0).any()):
+            raise ValueError("`batch` must be ascending, as PyG's Batch has it. Sort the nodes by their graph.")
+        ptr = F.pad(torch.bincount(batch).cumsum(0), (1, 0))
+    return Graph.from_pyg(_Batch(edge_index, num_nodes, ptr))

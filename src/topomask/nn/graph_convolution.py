@@ -1,0 +1,96 @@
+"""Sums over neighbours."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple, get_args
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import scipy.sparse as sp
+import torch
+from torch import Tensor, nn
+
+from topomask.graph import Graph
+from topomask.ops.sparse_product import Pattern, make_pattern, spmm
+
+Aggregation = Literal["gcn", "sum"]
+
+
+class _Operator(NamedTuple):
+    """A sparse matrix on the nodes of a graph."""
+
+    pattern: Pattern
+    values: Tensor
+
+    def to(self, device: torch.device) -> _Operator:
+        return self if self.values.device == device else _Operator(self.pattern.to(device), self.values.to(device))
+
+
+# Shared by all layers; goes when the graph goes.
+_KEPT: WeakKeyDictionary[Graph, dict[str, _Operator]] = WeakKeyDictionary()
+
+
+class GraphConvolution(nn.Module):
+    r"""A linear layer, then a sum over neighbours: the local branch of a graph transformer.
+
+    ======== ============================================================================================
+    ``gcn``  :math:`y = \tilde D^{-1/2} \tilde A \tilde D^{-1/2} x W^\top + b`, :math:`\tilde A = A + I`
+    ``sum``  :math:`y = A x W^\top + x U^\top + b`, which can count neighbours
+    ======== ============================================================================================
+
+    Self-loops that the graph has keep their weight. On a directed graph a node hears the nodes that its edges lead to.
+
+    Args:
+        in_dim: Width of the input.
+        out_dim: Width of the output.
+        aggregation: ``"gcn"`` or ``"sum"``.
+
+    Example:
+        >>> import topomask as tm
+        >>> tm.nn.GraphConvolution(8, 4)(torch.randn(5, 8), tm.cycle_graph(5)).shape
+        torch.Size([5, 4])
+
+    References:
+        Kipf and Welling (2017); Morris et al. (2019).
+    """
+
+    def __init__(self, in_dim: int, out_dim: int, aggregation: Aggregation = "gcn") -> None:
+        super().__init__()
+        if aggregation not in get_args(Aggregation):
+            raise ValueError(f"`aggregation` must be one of {get_args(Aggregation)}, but is {aggregation!r}.")
+        self.aggregation: Aggregation = aggregation
+        self.linear = nn.Linear(in_dim, out_dim, bias=False)
+        self.root = nn.Linear(in_dim, out_dim, bias=False) if aggregation == "sum" else None
+        self.bias = nn.Parameter(torch.zeros(out_dim))
+
+    def forward(self, x: Tensor, graph: Graph) -> Tensor:
+        """Tokens [N, C] of the nodes of a graph, or of a batch of graphs."""
+        pattern, values = neighbor_operator(graph, self.aggregation, x.device)
+        out = spmm(pattern, values.to(x.dtype), self.linear(x))
+        return out + self.bias if self.root is None else out + self.root(x) + self.bias
+
+    def extra_repr(self) -> str:
+        """Shown when the module is printed."""
+        return f"aggregation={self.aggregation!r}"
+
+
+def neighbor_operator(graph: Graph, aggregation: Aggregation, device: torch.device) -> _Operator:
+    """The matrix of a sum over neighbours, made once per graph."""
+    kept = _KEPT.setdefault(graph, {})
+    if aggregation not in kept:
+        kept[aggregation] = _make(graph, aggregation)
+    return kept[aggregation].to(device)
+
+
+def _make(graph: Graph, aggregation: Aggregation) -> _Operator:
+    matrix = graph.to_scipy()
+    if aggregation == "gcn":
+        matrix = matrix + sp.diags_array((matrix.diagonal() == 0).astype(np.float64), format="csr")
+        matrix.sort_indices()
+        # Degrees of a signed graph may vanish.
+        degrees = np.abs(matrix).sum(axis=1)
+        scales = 1.0 / np.sqrt(degrees)
+        rows = np.repeat(np.arange(len(degrees)), np.diff(matrix.indptr))
+        matrix.data = matrix.data * scales[rows] * scales[matrix.indices]
+    pointers, columns = (torch.from_numpy(x.astype(np.int64)) for x in (matrix.indptr, matrix.indices))
+    return _Operator(make_pattern(pointers, columns, graph.num_nodes), torch.from_numpy(matrix.data))

@@ -1,0 +1,67 @@
+"""From nodes to graphs."""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from topomask.graph import Graph
+
+Readout = Literal["node", "mean", "sum", "attention"]
+
+
+class GraphReadout(nn.Module):
+    r"""One vector per graph of a batch, or the nodes as they are.
+
+    ============= ==================================================================================
+    ``node``      :math:`x_i`, one per node
+    ``mean``      :math:`\frac{1}{n} \sum_i x_i`
+    ``sum``       :math:`\sum_i x_i`
+    ``attention`` :math:`\sum_i a_i x_i` with :math:`a = \mathrm{softmax}(w^\top x_i + b)` over a graph
+    ============= ==================================================================================
+
+    Args:
+        kind: One of these names.
+        dim: Width of the tokens.
+
+    Example:
+        >>> import topomask as tm
+        >>> graph = tm.Graph.batch([tm.path_graph(2), tm.path_graph(1)])
+        >>> tm.nn.GraphReadout("mean", 1)(torch.tensor([[1.0], [3.0], [5.0]]), graph)
+        tensor([[2.],
+                [5.]])
+    """
+
+    def __init__(self, kind: Readout, dim: int) -> None:
+        super().__init__()
+        if kind not in get_args(Readout):
+            raise ValueError(f"`readout` must be one of {get_args(Readout)}, but is {kind!r}.")
+        self.kind: Readout = kind
+        self.score = nn.Linear(dim, 1) if kind == "attention" else None
+
+    def forward(self, x: Tensor, graph: Graph) -> Tensor:
+        """Tokens [N, C] to graphs [G, C], or to themselves."""
+        if self.kind == "node":
+            return x
+        groups = torch.from_numpy(graph.graph_index.copy()).to(x.device)
+        if self.score is not None:
+            x = x * _softmax(self.score(x), groups, graph.num_graphs)
+        sums = x.new_zeros(graph.num_graphs, x.shape[-1]).index_add(0, groups, x)
+        if self.kind != "mean":
+            return sums
+        return sums / torch.bincount(groups, minlength=graph.num_graphs).clamp(min=1)[:, None]
+
+    def extra_repr(self) -> str:
+        """Shown when the module is printed."""
+        return repr(self.kind)
+
+
+def _softmax(scores: Tensor, groups: Tensor, num_graphs: int) -> Tensor:
+    """Softmax of [N, 1] over the nodes of every graph."""
+    floor = scores.new_full((num_graphs, 1), -torch.inf)
+    largest = floor.scatter_reduce(0, groups[:, None], scores.detach(), "amax")
+    powers = (scores - largest[groups]).exp()
+    totals = powers.new_zeros(num_graphs, 1).index_add(0, groups, powers)
+    return powers / totals[groups]

@@ -1,0 +1,92 @@
+"""Features of nodes of which most are 0."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+import numpy as np
+import scipy.sparse as sp
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from topomask.ops import segments
+from topomask.ops.sparse_product import Pattern, make_pattern, spmm
+
+
+class SparseRows:
+    """A sparse matrix [N, F] of node features, such as words of documents, that is multiplied by weights only.
+
+    Coauthor-physics has 34,493 nodes with 8,415 features, of which 0.4 % are not 0: 1.2 GB dense, 14 MB as this.
+
+    Args:
+        pattern: Where it has entries.
+        values: Its entries, [P].
+
+    Example:
+        >>> import scipy.sparse as sp
+        >>> rows = SparseRows.from_scipy(sp.csr_array([[0.0, 2.0], [0.0, 0.0], [1.0, 3.0]]))
+        >>> rows @ torch.tensor([[1.0], [10.0]])
+        tensor([[20.],
+                [ 0.],
+                [31.]])
+    """
+
+    def __init__(self, pattern: Pattern, values: Tensor) -> None:
+        self.pattern, self.values = pattern, values
+
+    @classmethod
+    def from_scipy(cls, matrix: Any) -> Self:
+        """From a SciPy sparse matrix, in float32."""
+        matrix = sp.csr_array(matrix)
+        matrix.sum_duplicates()
+        matrix.eliminate_zeros()
+        pointers, columns = (torch.from_numpy(x.astype(np.int64)) for x in (matrix.indptr, matrix.indices))
+        pattern = make_pattern(pointers, columns, matrix.shape[1])
+        return cls(pattern, torch.from_numpy(matrix.data.astype(np.float32)))
+
+    @property
+    def shape(self) -> torch.Size:
+        """(N, F)."""
+        return torch.Size(self.pattern.shape)
+
+    def __len__(self) -> int:
+        return self.pattern.shape[0]
+
+    def __matmul__(self, weights: Tensor) -> Tensor:
+        """The product with weights [F, C], differentiable in them."""
+        return spmm(self.pattern, self.values.to(weights.dtype), weights.contiguous())
+
+    def dropout(self, p: float) -> SparseRows:
+        """With entries set to 0 with probability p, and the others scaled up."""
+        return SparseRows(self.pattern, F.dropout(self.values, p))
+
+    def to(self, device: torch.device | str) -> SparseRows:
+        """On a device."""
+        device = torch.device(device)
+        if device == self.values.device:
+            return self
+        return SparseRows(self.pattern.to(device), self.values.to(device))
+
+    def to_dense(self) -> Tensor:
+        """As a dense tensor, [N, F]."""
+        rows = segments.index(self.pattern.row_ptr)
+        return self.values.new_zeros(self.shape).index_put((rows, self.pattern.columns.long()), self.values)
+
+    def __repr__(self) -> str:
+        return f"SparseRows({tuple(self.shape)}, {len(self.values)} entries)"
+
+
+def drop_features(x: Tensor | SparseRows, p: float, training: bool) -> Tensor | SparseRows:
+    """Dropout of features, dense or sparse."""
+    if not training or p == 0:
+        return x
+    return x.dropout(p) if isinstance(x, SparseRows) else F.dropout(x, p)
+
+
+def apply_linear(linear: nn.Linear, x: Tensor | SparseRows) -> Tensor:
+    """A linear layer of features, dense or sparse."""
+    if not isinstance(x, SparseRows):
+        return linear(x)
+    out = x @ linear.weight.T
+    return out if linear.bias is None else out + linear.bias

@@ -1,0 +1,189 @@
+import copy
+import pickle
+
+import pytest
+import torch
+
+import topomask as tm
+from registry import directed_graph, ragged_graph, star_graph
+from topomask.config import from_dict, to_dict
+from topomask.masks.bound_walks import WalkRecipe
+from topomask.models import GraphMaskOptions, GraphTransformer, GraphTransformerConfig
+from topomask.models.graph_masks import GRAPH_MASKS
+from topomask.models.graph_transformer import PRESETS
+from topomask.nn import SparseRows
+
+# One node, no edges, two components, a hub.
+GRAPHS = [
+    tm.path_graph(1),
+    tm.Graph.from_edges([[], []], num_nodes=3),
+    ragged_graph(),
+    star_graph(9),
+    tm.cycle_graph(5),
+]
+
+
+def make(**options) -> GraphTransformer:
+    torch.manual_seed(0)
+    options = {"dim": 8, "depth": 2, "num_heads": 2, "readout": "mean"} | options
+    return GraphTransformer(3, 2, **options).double()
+
+
+def features(graph: tm.Graph, seed: int = 0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(graph.num_nodes, 3, dtype=torch.float64, generator=generator)
+
+
+@pytest.mark.parametrize("readout", ["node", "mean", "sum", "attention"])
+@pytest.mark.parametrize("kind", ["linear", "softmax"])
+@pytest.mark.parametrize("mask", GRAPH_MASKS)
+def test_a_batch_equals_one_by_one(mask, kind, readout):
+    model = make(mask=mask, kind=kind, readout=readout, local="gcn" if readout == "sum" else "none").eval()
+    inputs = [features(graph, number) for number, graph in enumerate(GRAPHS)]
+    expected = torch.cat([model(x, graph) for x, graph in zip(inputs, GRAPHS, strict=True)])
+    batch = tm.Graph.batch(GRAPHS)
+    assert expected.shape == (batch.num_nodes if readout == "node" else len(GRAPHS), 2)
+    assert expected.isfinite().all()
+    torch.testing.assert_close(model(torch.cat(inputs), batch), expected, rtol=1e-8, atol=1e-8)
+    assert torch.equal(model(torch.cat(inputs), batch, GRAPHS), model(torch.cat(inputs), batch))
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_preset_learns(name):
+    """Paths and stars, with the degree as input: even a model without the graph can tell."""
+    torch.manual_seed(0)
+    graphs = [g for n in (7, 8, 9) for g in (tm.path_graph(n + 1), star_graph(n))]
+    batch, labels = tm.Graph.batch(graphs), torch.tensor([0, 1]).repeat(3)
+    config = GraphTransformerConfig.preset(name, in_features=1, num_classes=2, dim=16, num_heads=2, readout="mean")
+    assert from_dict(GraphTransformerConfig, to_dict(config)) == config
+    model = config.build()
+    x = torch.tensor(batch.degrees).float()[:, None].log1p()
+    optimizer = torch.optim.Adam(model.parameters(), 0.005)
+    losses = []
+    for _ in range(50):
+        optimizer.zero_grad()
+        loss = torch.nn.functional.cross_entropy(model(x, batch, graphs), labels)
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    # A guess has 0.69.
+    assert min(losses) < 0.4
+    assert all(p.grad is not None for name, p in model.named_parameters() if "modulation" in name or "log_time" in name)
+
+
+def test_what_only_the_graph_tells_is_seen_with_a_mask_and_not_without():
+    """A node's class is that of its only neighbour, which it does not know itself."""
+    torch.manual_seed(0)
+    pairs = torch.arange(40).view(20, 2)
+    graph = tm.Graph.from_edges(pairs.T)
+    bits = torch.randint(2, (40,))
+    labels = bits.view(20, 2).flip(1).flatten()
+    x = torch.nn.functional.one_hot(bits, 2).float()
+    losses = {}
+    for name, options in {"walk": {}, "all": {}, "none": {}, "gcn": {"local": "sum"}}.items():
+        torch.manual_seed(0)
+        model = GraphTransformer(2, 2, 16, 1, 2, mask="none" if name == "gcn" else name, **options)
+        optimizer = torch.optim.Adam(model.parameters(), 0.02)
+        for _ in range(60):
+            optimizer.zero_grad()
+            loss = torch.nn.functional.cross_entropy(model(x, graph), labels)
+            loss.backward()
+            optimizer.step()
+        losses[name] = float(loss.detach())
+    assert max(losses["walk"], losses["gcn"]) < 0.35
+    assert min(losses["all"], losses["none"]) > 0.5
+
+
+def test_walks_are_sampled_once_per_graph_whatever_the_epochs_and_layers(monkeypatch):
+    model = make(mask="walk", depth=3).train()
+    sampled, sample = [], WalkRecipe.sample
+    monkeypatch.setattr(WalkRecipe, "sample", lambda self, graph: sampled.append(graph) or sample(self, graph))
+    for order in ([0, 1, 2], [4, 2, 0], [3, 1], [0, 1, 2, 3, 4]):
+        parts = [GRAPHS[k] for k in order]
+        batch = tm.Graph.batch(parts)
+        model(features(batch), batch, parts).sum().backward()
+    assert len(sampled) == len(GRAPHS)
+    own = make(mask="walk", depth=3, mask_options=GraphMaskOptions(own_walks=True, seed=1))
+    sampled.clear()
+    own(features(GRAPHS[2]), GRAPHS[2])
+    assert len(sampled) == 3
+
+
+def test_the_graph_of_a_call_counts_and_not_that_of_the_call_before():
+    model = make(mask="walk").eval()
+    fresh = copy.deepcopy(model)
+    other = tm.Graph.from_edges([[0, 1], [1, 2]], num_nodes=11)
+    before = model(features(GRAPHS[2]), GRAPHS[2])
+    assert not torch.allclose(model(features(other), other), before)
+    assert torch.equal(model(features(GRAPHS[2]), GRAPHS[2]), before)
+    assert torch.equal(fresh(features(GRAPHS[2]), GRAPHS[2]), before)
+
+
+def test_copies_checkpoints_and_precision():
+    model = make(mask="walk", mask_options=GraphMaskOptions(seed=5)).eval()
+    x, graph = features(GRAPHS[2]), GRAPHS[2]
+    expected = model(x, graph)
+    assert torch.equal(pickle.loads(pickle.dumps(model))(x, graph), expected)
+    other = make(mask="walk", mask_options=GraphMaskOptions(seed=6)).eval()
+    other(x, graph)
+    other.load_state_dict(model.state_dict())
+    assert torch.equal(other(x, graph), expected)
+    torch.testing.assert_close(model.float()(x.float(), graph), expected.float(), rtol=1e-4, atol=1e-4)
+
+
+def test_masks_may_be_given_or_made():
+    mask = tm.DiffusionMask(tm.path_graph(1), num_heads=2)
+    shared = GraphTransformer(3, 2, 8, 2, 2, mask=mask)
+    assert sum(name.endswith("log_time") for name, _ in shared.named_parameters()) == 1
+    made = GraphTransformer(3, 2, 8, 2, 2, mask=lambda graph, heads: tm.NeighborMask(graph) + tm.DiffusionMask(graph))
+    for model in (shared, made):
+        assert model(features(GRAPHS[2]).float(), GRAPHS[2]).shape == (11, 2)
+    with pytest.raises(ValueError, match="`mask_options` are for masks by name, but `mask` is a DiffusionMask"):
+        GraphTransformer(3, 2, 8, 2, 2, mask=mask, mask_options=GraphMaskOptions(num_walks=3))
+
+
+def test_sparse_features_and_dropout():
+    import scipy.sparse as sp
+
+    x = features(GRAPHS[2]).relu()
+    rows = SparseRows.from_scipy(sp.csr_array(x.numpy()))
+    model = make(readout="node").float()
+    torch.testing.assert_close(model(rows, GRAPHS[2]), model(x.float(), GRAPHS[2]))
+    model = make(readout="node", dropout=0.5, input_dropout=0.5, attention_dropout=0.2).float()
+    assert not torch.equal(model(rows, GRAPHS[2]), model(rows, GRAPHS[2]))
+    model.eval()
+    assert torch.equal(model(rows, GRAPHS[2]), model(rows, GRAPHS[2]))
+
+
+def test_directed_graphs_and_norms():
+    for norm in ("layer", "batch", "none"):
+        assert make(norm=norm, readout="node")(features(directed_graph()), directed_graph()).isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"mask": "walks"}, r"`mask` must be one of .*Did you mean 'walk'\?"),
+        ({"mask": "all", "mask_options": GraphMaskOptions(num_walks=3)}, "`num_walks` says nothing to the mask 'all'"),
+        ({"local": "gat"}, "`local` must be one of"),
+        ({"norm": "group"}, "`norm` must be one of"),
+        ({"readout": "max"}, "`readout` must be one of"),
+        ({"dropout": 1.0}, r"`dropout` must lie in \[0, 1\)"),
+        ({"depth": 0}, "`depth` must be at least 1"),
+    ],
+)
+def test_bad_arguments_are_named(options, message):
+    with pytest.raises(ValueError, match=message):
+        make(**options)
+
+
+def test_inputs_and_configs_that_do_not_fit_are_named():
+    with pytest.raises(ValueError, match=r"`x` must have shape \[num_nodes=5, in_features=3\], but has shape \(4, 3\)"):
+        make()(torch.ones(4, 3).double(), tm.cycle_graph(5))
+    with pytest.raises(ValueError, match="`in_features` is None"):
+        GraphTransformerConfig(num_classes=2).build()
+    with pytest.raises(ValueError, match="`name` must be one of"):
+        GraphTransformerConfig.preset("gat")
+    options = GraphMaskOptions(num_walks=3, time=2.0)
+    assert options.obeyed_by("visit") == GraphMaskOptions(num_walks=3)
+    assert options.obeyed_by("none") == GraphMaskOptions()

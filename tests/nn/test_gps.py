@@ -1,0 +1,107 @@
+import sys
+
+import pytest
+import torch
+from torch_geometric.data import Batch, Data
+from torch_geometric.nn import GCNConv, GPSConv
+
+import topomask as tm
+from registry import ragged_graph
+
+
+def data(graph: tm.Graph, width: int = 8) -> Data:
+    edge_index, _ = graph.to_edge_index()
+    return Data(x=torch.randn(graph.num_nodes, width), edge_index=edge_index, num_nodes=graph.num_nodes)
+
+
+def layer(mask: tm.Mask, **options) -> torch.nn.Module:
+    torch.manual_seed(1)
+    return tm.nn.MaskedGPSConv(8, GCNConv(8, 8), mask, heads=2, **options)
+
+
+def walk_mask(**options) -> tm.Mask:
+    return tm.WalkMask(tm.path_graph(1), 8, 3, num_heads=2, symmetric=False, seed=0, **options)
+
+
+@pytest.mark.parametrize("kind", ["linear", "softmax"])
+def test_the_output_changes_with_the_mask(kind):
+    """PyG's own layer leaves out an attention that it does not know, so there the mask has no effect."""
+    torch.manual_seed(0)
+    given = data(tm.grid_graph(3, 4))
+    masks = [tm.SameGraphMask(tm.path_graph(1)), tm.NeighborMask(tm.path_graph(1)), walk_mask()]
+    outs = [layer(mask, kind=kind)(given.x, given.edge_index) for mask in masks]
+    for k in range(3):
+        assert not torch.allclose(outs[k], outs[k - 1], atol=1e-3)
+    skipping = []
+    for mask in masks:
+        torch.manual_seed(1)
+        plain = GPSConv(8, GCNConv(8, 8), heads=2)
+        plain.attn = tm.nn.MaskedAttention(8, 2, mask)
+        plain.load_state_dict(layer(masks[0]).state_dict(), strict=False)
+        skipping.append(plain(given.x, given.edge_index))
+    assert torch.equal(skipping[0], skipping[1])
+
+
+def test_without_a_mask_it_is_the_layer_of_pyg():
+    torch.manual_seed(0)
+    batch = Batch.from_data_list([data(tm.grid_graph(3, 4)), data(tm.cycle_graph(5)), data(tm.path_graph(1))])
+    ours = layer(tm.SameGraphMask(tm.path_graph(1)), kind="softmax", norm="graph_norm").eval()
+    theirs = GPSConv(8, GCNConv(8, 8), heads=2, norm="graph_norm").eval()
+    theirs.load_state_dict({k: v for k, v in ours.state_dict().items() if not k.startswith("attn")}, strict=False)
+    projections = [ours.attn.query, ours.attn.key, ours.attn.value]
+    theirs.attn.in_proj_weight.data = torch.cat([linear.weight for linear in projections])
+    theirs.attn.in_proj_bias.data = torch.cat([linear.bias for linear in projections])
+    theirs.attn.out_proj.load_state_dict(ours.attn.out.state_dict())
+    out = ours(batch.x, batch.edge_index, batch.batch)
+    torch.testing.assert_close(out, theirs(batch.x, batch.edge_index, batch.batch), rtol=1e-4, atol=1e-5)
+
+
+def test_a_batch_equals_one_by_one():
+    torch.manual_seed(0)
+    graphs = [ragged_graph(), tm.path_graph(1), tm.cycle_graph(5)]
+    parts = [data(graph) for graph in graphs]
+    batch = Batch.from_data_list(parts)
+    given = layer(walk_mask()).eval()
+    expected = torch.cat([given(part.x, part.edge_index) for part in parts])
+    torch.testing.assert_close(given(batch.x, batch.edge_index, batch.batch), expected)
+    graph = tm.Graph.batch([tm.Graph.from_pyg(part) for part in parts])
+    walks = given.attn.mask.sample(graph)
+    torch.testing.assert_close(given(batch.x, batch.edge_index, graph=graph, features=walks), expected)
+
+
+def test_gradients_reach_the_mask_and_weights_can_be_drawn_anew():
+    torch.manual_seed(0)
+    given, graph = layer(walk_mask(f=torch.tensor([1.0, -0.5, 0.2, 0.1]))), data(tm.grid_graph(3, 4))
+    given(graph.x, graph.edge_index).square().sum().backward()
+    assert (given.attn.mask.modulation.weight.grad != 0).all()
+    before = {name: value.clone() for name, value in given.named_parameters()}
+    given.reset_parameters()
+    changed = {name for name, value in given.named_parameters() if not torch.equal(value, before[name])}
+    assert {"conv.lin.weight", "attn.query.weight", "attn.out.weight", "mlp.0.weight"} <= changed
+    assert not any(name.startswith("attn.mask") for name in changed)
+
+
+def test_nodes_out_of_order_are_refused():
+    given = data(tm.path_graph(3))
+    with pytest.raises(ValueError, match="`batch` must be ascending"):
+        layer(walk_mask())(given.x, given.edge_index, torch.tensor([0, 1, 0]))
+
+
+class _Refuse:
+    def find_spec(self, name, *_):
+        if name.partition(".")[0] == "torch_geometric":
+            raise ModuleNotFoundError("No module named 'torch_geometric'", name="torch_geometric")
+
+
+def test_without_pyg_the_extra_is_named_and_the_rest_can_be_used(monkeypatch):
+    for name in [
+        name for name in sys.modules if name.partition(".")[0] == "torch_geometric" or name == "topomask.nn.gps"
+    ]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(sys, "meta_path", [_Refuse(), *sys.meta_path])
+    assert tm.models.GraphTransformer(2, 2, local="gcn")(torch.ones(3, 2), tm.path_graph(3)).shape == (3, 2)
+    for use in (lambda: tm.nn.MaskedGPSConv, lambda: tm.models.GraphNetwork(2, 2)):
+        with pytest.raises(
+            ModuleNotFoundError, match=r"needs PyG, which is not installed.*pip install 'topomask\[pyg\]'"
+        ):
+            use()
