@@ -2,43 +2,62 @@
 
 :func:`load` makes any of them by name. A data set for classification is a :class:`LabelledSet`; one that is held in
 memory is an :class:`InMemorySet`. :class:`Batches` goes through a data set in an order that a resumed run repeats.
+
+Graphs come from :func:`tu_dataset` and :func:`motifs`, as a :class:`GraphSet` that :class:`GraphBatches` goes through,
+and one graph with classes of its nodes from :func:`node_set`.
 """
 
 from topomask.data.archives import UnsafeArchiveError, extract
 from topomask.data.augment import Augment, normalize, random_crop, random_flip
 from topomask.data.batches import Batches
 from topomask.data.download import DownloadError
+from topomask.data.graph_set import GraphBatch, GraphBatches, GraphSet
 from topomask.data.image_folder import ImageFolder
 from topomask.data.in_memory import InMemorySet, to_memory
 from topomask.data.labelled_set import LabelledSet
 from topomask.data.mass_spring import Material
+from topomask.data.motifs import MOTIFS, motifs
 from topomask.data.moving_digits import MovingDigits
+from topomask.data.node_sets import NODE_SETS, NodeBatch, NodeSet, node_set
 from topomask.data.particles import ParticleSet, Trajectory
 from topomask.data.pictures import read_image, read_video
 from topomask.data.registry import ENTRIES, Entry, load
 from topomask.data.root import MissingDataError, data_root
 from topomask.data.splits import stratified_split
+from topomask.data.tu import TU_SETS, Fold, fair_splits, tu_dataset
 from topomask.data.video_folder import VideoFolder
 
 __all__ = [
     "ENTRIES",
+    "MOTIFS",
+    "NODE_SETS",
+    "TU_SETS",
     "Augment",
     "Batches",
     "DownloadError",
     "Entry",
+    "Fold",
+    "GraphBatch",
+    "GraphBatches",
+    "GraphSet",
     "ImageFolder",
     "InMemorySet",
     "LabelledSet",
     "Material",
     "MissingDataError",
     "MovingDigits",
+    "NodeBatch",
+    "NodeSet",
     "ParticleSet",
     "Trajectory",
     "UnsafeArchiveError",
     "VideoFolder",
     "data_root",
     "extract",
+    "fair_splits",
     "load",
+    "motifs",
+    "node_set",
     "normalize",
     "random_crop",
     "random_flip",
@@ -46,4 +65,5 @@ __all__ = [
     "read_video",
     "stratified_split",
     "to_memory",
+    "tu_dataset",
 ]

@@ -1,0 +1,175 @@
+"""Graphs with a class each, and batches of them."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple, final
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from topomask.data.seeds import seeded_generator
+from topomask.graph import Graph
+
+
+class GraphBatch(NamedTuple):
+    """Graphs side by side."""
+
+    x: Tensor  # features of all nodes, [N, F]
+    labels: Tensor  # class of every graph, [G]
+    graph: Graph  # all graphs as one, block by block
+    parts: tuple[Graph, ...]  # the graphs themselves, which come again in other batches
+
+
+@final
+class GraphSet(Dataset[tuple[Graph, Tensor, int]]):
+    """Graphs, features of their nodes, and a class each.
+
+    Args:
+        name: Name of the set.
+        graphs: The graphs.
+        features: Features of the nodes of every graph, float, [n, F] each.
+        labels: Class of every graph, integers in [0, num_classes), [G].
+        classes: Names of the classes.
+
+    Example:
+        >>> import topomask as tm
+        >>> graphs = [tm.cycle_graph(5), tm.path_graph(3)]
+        >>> found = GraphSet("two", graphs, [torch.ones(5, 2), torch.ones(3, 2)], torch.tensor([1, 0]), ("a", "b"))
+        >>> found
+        GraphSet('two', 2 graphs of 4.0 nodes, 2 features, 2 classes)
+    """
+
+    def __init__(
+        self,
+        name: str,
+        graphs: Sequence[Graph],
+        features: Sequence[Tensor],
+        labels: Tensor,
+        classes: Sequence[str],
+    ) -> None:
+        if not len(graphs) == len(features) == len(labels) or not len(graphs):
+            raise ValueError(
+                f"There must be as many graphs as features and labels, and at least one, but there are {len(graphs)}, "
+                f"{len(features)} and {len(labels)}."
+            )
+        width = features[0].shape[-1]
+        for number, (graph, x) in enumerate(zip(graphs, features, strict=True)):
+            if x.shape != (graph.num_nodes, width):
+                raise ValueError(
+                    f"`features` of graph {number} must have shape [num_nodes={graph.num_nodes}, {width}], but have "
+                    f"shape {tuple(x.shape)}."
+                )
+        if labels.is_floating_point() or not 0 <= int(labels.min()) <= int(labels.max()) < len(classes):
+            raise ValueError(f"`labels` must be integers in [0, {len(classes)}), the number of classes.")
+        self.name, self.graphs, self.features = name, tuple(graphs), tuple(features)
+        self.labels, self.classes = labels.long(), tuple(classes)
+
+    @classmethod
+    def from_pyg(cls, name: str, dataset: Iterable[Any]) -> GraphSet:
+        """From a list of PyG's ``Data`` with ``x`` and ``y``, such as its ``TUDataset``."""
+        found = list(dataset)
+        for number, data in enumerate(found):
+            if getattr(data, "x", None) is None or getattr(data, "y", None) is None:
+                raise ValueError(f"Graph {number} of {name} must have `x` and `y`, but one is missing.")
+        labels = torch.stack([data.y.reshape(-1)[0] for data in found]).long()
+        classes = tuple(str(number) for number in range(int(labels.max()) + 1))
+        return cls(name, [Graph.from_pyg(data) for data in found], [data.x.float() for data in found], labels, classes)
+
+    @property
+    def num_features(self) -> int:
+        """Features of a node."""
+        return self.features[0].shape[-1]
+
+    @property
+    def num_classes(self) -> int:
+        """Number of classes."""
+        return len(self.classes)
+
+    def __len__(self) -> int:
+        return len(self.graphs)
+
+    def __getitem__(self, index: int) -> tuple[Graph, Tensor, int]:
+        return self.graphs[index], self.features[index], int(self.labels[index])
+
+    def subset(self, indices: Iterable[int]) -> GraphSet:
+        """The graphs at these places, in this order; they stay the same objects."""
+        places = [int(index) for index in indices]
+        graphs, features = [self.graphs[k] for k in places], [self.features[k] for k in places]
+        return GraphSet(self.name, graphs, features, self.labels[places], self.classes)
+
+    def batch(self, indices: Iterable[int]) -> GraphBatch:
+        """Some graphs, side by side."""
+        places = [int(index) for index in indices]
+        parts = tuple(self.graphs[k] for k in places)
+        x = torch.cat([self.features[k] for k in places])
+        return GraphBatch(x, self.labels[places], Graph.batch(parts), parts)
+
+    def __repr__(self) -> str:
+        nodes = sum(graph.num_nodes for graph in self.graphs) / len(self)
+        sizes = f"{len(self)} graphs of {nodes:.1f} nodes, {self.num_features} features, {self.num_classes} classes"
+        return f"GraphSet({self.name!r}, {sizes})"
+
+
+@final
+class GraphBatches:
+    """Batches of graphs, epoch by epoch, in an order that depends on the seed and the epoch only.
+
+    Batches that are not shuffled are put together once and kept.
+
+    Args:
+        dataset: The graphs.
+        batch_size: Graphs per batch, over all processes.
+        seed: Seed of the order.
+        shuffle: A new order every epoch; else the order of the set.
+
+    Example:
+        >>> from topomask.data import motifs
+        >>> batches = GraphBatches(motifs("cycle", "test", num_pairs=5), batch_size=4)
+        >>> len(batches), [batch.graph.num_graphs for batch in batches.epoch(0)]
+        (3, [4, 4, 2])
+    """
+
+    def __init__(self, dataset: GraphSet, batch_size: int, *, seed: int = 0, shuffle: bool = True) -> None:
+        if batch_size < 1:
+            raise ValueError(f"`batch_size` must be at least 1, but is {batch_size}.")
+        self.dataset, self.batch_size, self.seed, self.shuffle = dataset, batch_size, seed, shuffle
+        self._rank, self._world_size = 0, 1
+        self._kept: dict[int, GraphBatch] = {}
+
+    def shard(self, rank: int, world_size: int) -> GraphBatches:
+        """The part of every batch that one of several processes takes."""
+        if not 0 <= rank < world_size <= self.batch_size:
+            raise ValueError(
+                f"`rank` must lie in [0, world_size), and world_size in [1, batch_size={self.batch_size}], but they "
+                f"are {rank} and {world_size}."
+            )
+        part = copy.copy(self)
+        part._rank, part._world_size, part._kept = rank, world_size, {}
+        return part
+
+    def __len__(self) -> int:
+        """Batches of an epoch; the last is left out by processes for which it has too few graphs."""
+        whole, left_over = divmod(len(self.dataset), self.batch_size)
+        return whole + (left_over > self._rank)
+
+    def epoch(self, epoch: int, skip: int = 0) -> Iterator[GraphBatch]:
+        """The batches of one epoch, without the first ``skip``."""
+        if not 0 <= skip <= len(self):
+            raise ValueError(f"`skip` must lie between 0 and the {len(self)} batches of an epoch, but is {skip}.")
+        count = len(self.dataset)
+        order = torch.arange(count)
+        if self.shuffle:
+            order = torch.randperm(count, generator=seeded_generator("order", self.seed, epoch))
+        for number, part in enumerate(order.split(self.batch_size)[: len(self)]):
+            if number >= skip:
+                yield self._batch(number, part.tensor_split(self._world_size)[self._rank])
+
+    def _batch(self, number: int, places: Tensor) -> GraphBatch:
+        if self.shuffle:
+            return self.dataset.batch(places.tolist())
+        if number not in self._kept:
+            self._kept[number] = self.dataset.batch(places.tolist())
+        return self._kept[number]

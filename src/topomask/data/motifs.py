@@ -1,0 +1,149 @@
+"""Motif detection: is there a small pattern in a random graph, or a random graph of the same size?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from topomask.data.graph_set import GraphSet
+from topomask.data.seeds import derived_seed
+from topomask.data.splits import check_split
+from topomask.graph import Graph
+
+Array = npt.NDArray[np.int64]
+_SPLITS = {"train": 768, "val": 256, "test": 256}
+_BASE_NODES = 100
+_JOIN_PROB = 0.004
+_NUM_DEGREES = 5
+
+
+def _caveman() -> Array:
+    """Three caves of three, as NetworkX's ``caveman_graph(3, 3)``."""
+    return np.array([(3 * cave + i, 3 * cave + j) for cave in range(3) for i, j in ((0, 1), (0, 2), (1, 2))])
+
+
+def _cycle() -> Array:
+    return np.array([(i, (i + 1) % 10) for i in range(10)])
+
+
+def _grid() -> Array:
+    across = [(3 * row + column, 3 * row + column + 1) for row in range(3) for column in range(2)]
+    return np.array(across + [(3 * row + column, 3 * row + column + 3) for row in range(2) for column in range(3)])
+
+
+def _ladder(circular: bool = False) -> Array:
+    steps = [(i, (i + 1) % 5) for i in range(5 if circular else 4)]
+    return np.array([*steps, *((5 + i, 5 + j) for i, j in steps), *((i, 5 + i) for i in range(5))])
+
+
+# The motif, and the probability of an edge of the base graph.
+MOTIFS: dict[str, tuple[Callable[[], Array], float]] = {
+    "caveman": (_caveman, 0.027),
+    "cycle": (_cycle, 0.018),
+    "grid": (_grid, 0.026666),
+    "ladder": (_ladder, 0.026),
+    "circular-ladder": (lambda: _ladder(circular=True), 0.03),
+}
+
+
+def motifs(name: str, split: str = "train", *, num_pairs: int | None = None, seed: int = 0) -> GraphSet:
+    """Random graphs of which half hold a motif, generated.
+
+    A base graph has 100 nodes and every edge with a probability of its own (Erdos-Renyi); isolated nodes are removed.
+    It is joined, by every possible edge with probability 0.004 and by one at least, to the motif, class 1; and the same
+    base, anew, to a random graph with as many nodes and edges as the motif, class 0. The features of a node are the
+    five largest degrees of its neighbours, with zeros where it has fewer.
+
+    ====================  =======================================  ==========
+    name                  motif                                    base edges
+    ====================  =======================================  ==========
+    ``caveman``           three cliques of 3 nodes                 0.027
+    ``cycle``             a cycle of 10                            0.018
+    ``grid``              3 x 3                                    0.026666
+    ``ladder``            5 rungs                                  0.026
+    ``circular-ladder``   5 rungs, 10 nodes                        0.03
+    ====================  =======================================  ==========
+
+    Args:
+        name: Name of the motif.
+        split: ``"train"``, ``"val"`` or ``"test"``.
+        num_pairs: Graphs with the motif, and as many without. Default: 768 for training, else 256.
+        seed: Seed of all draws.
+
+    Example:
+        >>> motifs("grid", "test", num_pairs=3)
+        GraphSet('grid', 6 graphs of ... nodes, 5 features, 2 classes)
+
+    References:
+        Choromanski et al. (2022), GKAT.
+    """
+    if name not in MOTIFS:
+        raise ValueError(f"`name` must be one of {', '.join(MOTIFS)}, but is {name!r}.")
+    check_split(split, tuple(_SPLITS), name)
+    num_pairs = _SPLITS[split] if num_pairs is None else num_pairs
+    if num_pairs < 1:
+        raise ValueError(f"`num_pairs` must be at least 1, but is {num_pairs}.")
+    make, base_prob = MOTIFS[name]
+    motif = make()
+    # Nodes of a random graph may be isolated: it has those of the motif all the same.
+    num_nodes = int(motif.max()) + 1
+    where = (list(MOTIFS).index(name), list(_SPLITS).index(split))
+    graphs = []
+    for number in range(num_pairs):
+        draw = np.random.Generator(np.random.PCG64(derived_seed("motifs", seed, *where, number)))
+        base = _base(base_prob, draw)
+        graphs += [_joined(base, pattern, num_nodes, draw) for pattern in (motif, _random_like(motif, draw))]
+    labels = torch.tensor([1, 0]).repeat(num_pairs)
+    features = [largest_neighbor_degrees(graph, _NUM_DEGREES) for graph in graphs]
+    return GraphSet(name, graphs, features, labels, ("random", name))
+
+
+def largest_neighbor_degrees(graph: Graph, count: int) -> Tensor:
+    """The largest degrees of the neighbours of every node, descending, with zeros where there are fewer, [N, count].
+
+    Example:
+        >>> import topomask as tm
+        >>> largest_neighbor_degrees(tm.path_graph(3), 2)
+        tensor([[2., 0.],
+                [1., 1.],
+                [2., 0.]])
+    """
+    degrees = np.diff(graph.indptr)
+    rows = np.repeat(np.arange(graph.num_nodes), degrees)
+    order = np.lexsort((-degrees[graph.indices], rows))
+    place = np.arange(len(rows)) - graph.indptr[rows]
+    kept = place < count
+    out = torch.zeros(graph.num_nodes, count)
+    values = degrees[graph.indices[order]][kept]
+    out[torch.from_numpy(rows[kept]), torch.from_numpy(place[kept])] = torch.from_numpy(values).float()
+    return out
+
+
+def _base(prob: float, draw: np.random.Generator) -> Array:
+    """Edges of an Erdos-Renyi graph [E, 2], its nodes numbered anew without isolated ones."""
+    low, high = np.triu_indices(_BASE_NODES, 1)
+    chosen = draw.random(len(low)) < prob
+    _, numbers = np.unique(np.stack([low[chosen], high[chosen]], axis=1), return_inverse=True)
+    return numbers.reshape(-1, 2)
+
+
+def _random_like(motif: Array, draw: np.random.Generator) -> Array:
+    """A random graph with the nodes and the number of edges of a motif."""
+    low, high = np.triu_indices(int(motif.max()) + 1, 1)
+    chosen = draw.choice(len(low), len(motif), replace=False)
+    return np.stack([low[chosen], high[chosen]], axis=1)
+
+
+def _joined(base: Array, pattern: Array, num_pattern: int, draw: np.random.Generator) -> Graph:
+    num_base = int(base.max()) + 1
+    possible = np.indices((num_base, num_pattern)).reshape(2, -1)
+    chosen = draw.random(possible.shape[1]) < _JOIN_PROB
+    if not chosen.any():
+        chosen[draw.integers(len(chosen))] = True
+    bridges = possible[:, chosen].T + np.array([0, num_base])
+    edges = np.concatenate([base, pattern + num_base, bridges]).T
+    return Graph.from_edges(edges, num_base + num_pattern)

@@ -1,0 +1,209 @@
+"""One graph whose nodes have classes: citations, coauthors, and graphs where neighbours differ."""
+
+from __future__ import annotations
+
+import zipfile
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, final
+
+import numpy as np
+import numpy.typing as npt
+import scipy.sparse as sp
+import torch
+from torch import Tensor
+
+from topomask.data.root import data_root, missing
+from topomask.data.splits import check_split
+from topomask.graph import Graph
+from topomask.nn import SparseRows
+
+Array = npt.NDArray[Any]
+Scaling = Literal["none", "binary", "row"]
+_KEYS = ("x_data", "x_indices", "x_indptr", "x_shape", "y", "edges", "train_mask", "val_mask", "test_mask")
+_SPLITS = ("train", "val", "test")
+
+
+@dataclass(frozen=True)
+class NodeEntry:
+    """What is known about a set.
+
+    Args:
+        num_nodes: Nodes.
+        metric: What is reported of it.
+        scaling: What is done to its features.
+        sparse: Whether features are kept sparse.
+        summary: What it is, in a few words.
+    """
+
+    num_nodes: int
+    metric: Literal["accuracy", "roc_auc"] = "accuracy"
+    scaling: Scaling = "none"
+    sparse: bool = True
+    summary: str = ""
+
+
+NODE_SETS: dict[str, NodeEntry] = {
+    "citeseer": NodeEntry(3327, scaling="row", summary="3,327 papers in 6 classes, public split"),
+    "coauthor-cs": NodeEntry(18_333, scaling="binary", summary="18,333 authors in 15 fields"),
+    "coauthor-physics": NodeEntry(34_493, scaling="binary", summary="34,493 authors in 5 fields"),
+    "cora": NodeEntry(2708, scaling="row", summary="2,708 papers in 7 classes, public split"),
+    "minesweeper": NodeEntry(10_000, "roc_auc", sparse=False, summary="a grid of 10,000 cells, some with mines"),
+    "tolokers": NodeEntry(11_758, "roc_auc", sparse=False, summary="11,758 workers, some of them banned"),
+}
+
+
+class NodeBatch(NamedTuple):
+    """A graph, and the nodes of it whose class is asked for."""
+
+    x: Tensor | SparseRows  # features of all nodes, [N, F]
+    labels: Tensor  # class of the nodes asked for, [n]
+    graph: Graph
+    nodes: Tensor  # the nodes asked for, [n]
+
+
+@final
+@dataclass(frozen=True, eq=False, repr=False)
+class NodeSet:
+    """A graph whose nodes have features and classes, with one split or several.
+
+    Args:
+        name: Name of the set.
+        graph: The graph.
+        x: Features of the nodes, [N, F], dense or sparse.
+        labels: Class of every node, [N].
+        num_classes: Classes.
+        masks: For ``"train"``, ``"val"`` and ``"test"``, which nodes belong to it in every split, bool, [splits, N].
+        metric: What is reported of it: ``"accuracy"`` or ``"roc_auc"``.
+    """
+
+    name: str
+    graph: Graph
+    x: Tensor | SparseRows
+    labels: Tensor
+    num_classes: int
+    masks: dict[str, Tensor]
+    metric: str = "accuracy"
+
+    def __post_init__(self) -> None:
+        count = self.graph.num_nodes
+        if len(self.x) != count or len(self.labels) != count:
+            raise ValueError(
+                f"There must be features and a label for each of the {count} nodes, but there are {len(self.x)} and "
+                f"{len(self.labels)}."
+            )
+        for split in _SPLITS:
+            mask = self.masks.get(split)
+            if mask is None or mask.ndim != 2 or mask.shape[1] != count or mask.dtype != torch.bool:
+                raise ValueError(f"`masks[{split!r}]` must be bool of shape [splits, num_nodes={count}].")
+
+    @classmethod
+    def from_pyg(cls, name: str, data: Any, metric: str = "accuracy") -> NodeSet:
+        """From PyG's ``Data`` with ``x``, ``y`` and masks [N] or [N, splits], such as its ``Planetoid``."""
+        masks = {}
+        for split in _SPLITS:
+            mask = getattr(data, f"{split}_mask", None)
+            if mask is None:
+                raise ValueError(f"{name} must have `{split}_mask`. Make one with PyG's RandomNodeSplit.")
+            masks[split] = mask[None] if mask.ndim == 1 else mask.T
+        labels = data.y.reshape(-1).long()
+        return cls(name, Graph.from_pyg(data), data.x.float(), labels, int(labels.max()) + 1, masks, metric)
+
+    @property
+    def num_features(self) -> int:
+        """Features of a node."""
+        return self.x.shape[1]
+
+    @property
+    def num_splits(self) -> int:
+        """How many splits there are."""
+        return len(self.masks["train"])
+
+    def batch(self, split: str, number: int = 0) -> NodeBatch:
+        """The whole graph with the nodes of one part of a split; a list of this is what training takes.
+
+        Args:
+            split: ``"train"``, ``"val"`` or ``"test"``.
+            number: Which of the splits.
+        """
+        check_split(split, _SPLITS, self.name)
+        if not 0 <= number < self.num_splits:
+            raise ValueError(
+                f"`number` must lie in [0, {self.num_splits}), the splits of {self.name}, but is {number}."
+            )
+        nodes = self.masks[split][number].nonzero().flatten()
+        return NodeBatch(self.x, self.labels[nodes], self.graph, nodes)
+
+    def __repr__(self) -> str:
+        graph = f"{self.graph.num_nodes} nodes, {self.graph.num_edges} edges, {self.num_features} features"
+        return f"NodeSet({self.name!r}, {graph}, {self.num_classes} classes, {self.num_splits} splits)"
+
+
+def node_set(name: str, root: str | Path | None = None, *, scaling: Scaling | None = None) -> NodeSet:
+    """A graph with classes of its nodes, from ``node/<name>.npz`` of the data root. Nothing is unpickled.
+
+    Args:
+        name: One of :data:`NODE_SETS`, or of your own in the same layout: ``x_data``, ``x_indices``, ``x_indptr`` and
+            ``x_shape`` (features as compressed sparse rows), ``y``, ``edges`` [E, 2] without direction, and
+            ``train_mask``, ``val_mask`` and ``test_mask`` [splits, N].
+        root: The data root, see :func:`topomask.data.data_root`.
+        scaling: ``"binary"`` for counts as 0 and 1; ``"row"`` to divide rows by their sum; or ``"none"``. Default:
+            ``"binary"`` for coauthors and ``"row"`` for papers, as usual; else ``"none"``.
+
+    References:
+        Yang et al. (2016), Planetoid; Shchur et al. (2018), coauthors; Platonov et al. (2023), the others.
+    """
+    file = data_root(root) / "node" / f"{name}.npz"
+    if not file.is_file():
+        how = (
+            "It is an npz file with the arrays " + ", ".join(_KEYS) + ". PyG downloads the original: NodeSet.from_pyg."
+        )
+        raise missing(name, file.parent, [file.name], how)
+    entry = NODE_SETS.get(name, NodeEntry(0))
+    found = _read(file)
+    x = _features(file, found, entry.scaling if scaling is None else scaling)
+    labels, num_nodes = found["y"], x.shape[0]
+    if entry.num_nodes not in (0, num_nodes):
+        raise ValueError(f"{file} has {num_nodes} nodes, but {name} has {entry.num_nodes}. Get it again.")
+    if labels.shape != (num_nodes,) or labels.dtype.kind not in "iu" or labels.min() < 0:
+        raise ValueError(
+            f"`y` of {file} must be {num_nodes} classes from 0, but has shape {labels.shape}. Get it again."
+        )
+    masks = {split: torch.from_numpy(found[f"{split}_mask"]) for split in _SPLITS}
+    try:
+        graph = Graph.from_edges(found["edges"].astype(np.int64).T, num_nodes)
+        rows = SparseRows.from_scipy(x)
+        num_classes = int(labels.max()) + 1
+        inputs = rows if entry.sparse else rows.to_dense()
+        return NodeSet(name, graph, inputs, torch.from_numpy(labels).long(), num_classes, masks, entry.metric)
+    except ValueError as error:
+        raise ValueError(f"{file} contradicts itself: {error} Get it again.") from None
+
+
+def _read(file: Path) -> dict[str, Array]:
+    try:
+        with np.load(file, allow_pickle=False) as archive:
+            lacking = [key for key in _KEYS if key not in archive]
+            if lacking:
+                raise ValueError(f"it has no {', '.join(lacking)}")
+            return {key: archive[key] for key in _KEYS}
+    except (ValueError, OSError, EOFError, KeyError, zlib.error, zipfile.BadZipFile) as error:
+        raise ValueError(f"{file} cannot be read: {error}. It is cut off or another file. Get it again.") from None
+
+
+def _features(file: Path, found: dict[str, Array], scaling: Scaling) -> Any:
+    parts = (found["x_data"], found["x_indices"], found["x_indptr"])
+    try:
+        x = sp.csr_array(parts, shape=tuple(int(size) for size in found["x_shape"]))
+        x.check_format(full_check=True)
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"The features in {file} are no sparse matrix: {error}. Get it again.") from None
+    if scaling == "binary":
+        x.data = (x.data != 0).astype(np.float32)
+    elif scaling == "row":
+        sums = np.asarray(x.sum(axis=1)).reshape(-1)
+        x.data = x.data / np.repeat(np.where(sums == 0, 1.0, sums), np.diff(x.indptr))
+    elif scaling != "none":
+        raise ValueError(f"`scaling` must be 'none', 'binary' or 'row', but is {scaling!r}.")
+    return x

@@ -1,0 +1,310 @@
+"""TUDataset: benchmarks of graph classification, as text files in a folder or a zip archive."""
+
+from __future__ import annotations
+
+import json
+import warnings
+import zipfile
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, Literal, NamedTuple, get_args
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from topomask.data.graph_set import GraphSet
+from topomask.data.root import data_root, missing
+from topomask.graph import Graph
+
+Array = npt.NDArray[Any]
+DegreeInput = Literal["none", "one-hot", "log"]
+_CHUNK = 1 << 25
+_HOW = "Download it from www.chrsmrrs.com/graphkerneldatasets."
+
+
+@dataclass(frozen=True)
+class TUEntry:
+    """What is known about a set.
+
+    Args:
+        num_graphs: Graphs.
+        num_classes: Classes.
+        attributes: Whether node attributes are part of the input by default, as in the fair comparison.
+        degree: The degree of nodes as input by default: for sets whose nodes have no labels.
+        max_degree: The degree from which on one-hot degrees are one.
+    """
+
+    num_graphs: int
+    num_classes: int
+    attributes: bool = False
+    degree: DegreeInput = "none"
+    max_degree: int = 128
+
+
+TU_SETS: dict[str, TUEntry] = {
+    "COLLAB": TUEntry(5000, 3, degree="one-hot"),
+    "DD": TUEntry(1178, 2),
+    "ENZYMES": TUEntry(600, 6, attributes=True),
+    "IMDB-BINARY": TUEntry(1000, 2, degree="one-hot"),
+    "IMDB-MULTI": TUEntry(1500, 3, degree="one-hot"),
+    "MUTAG": TUEntry(188, 2),
+    "NCI1": TUEntry(4110, 2),
+    "PROTEINS": TUEntry(1113, 2),
+    # Hubs of thousands of neighbours: almost all one-hot columns would be empty.
+    "REDDIT-BINARY": TUEntry(2000, 2, degree="log"),
+}
+
+
+def tu_dataset(
+    name: str,
+    root: str | Path | None = None,
+    *,
+    attributes: bool | None = None,
+    degree: DegreeInput | None = None,
+    max_degree: int | None = None,
+) -> GraphSet:
+    """A set of TUDataset, from ``tudataset/<name>.zip`` or the folder ``tudataset/<name>`` of the data root.
+
+    The input of a node is its label, one-hot, where the set has labels; its attributes, standardised over the set,
+    where asked for; and its degree, where asked for. A set that has none of these has the constant 1.
+
+    Args:
+        name: One of :data:`TU_SETS`, or of your own in the same format.
+        root: The data root, see :func:`topomask.data.data_root`.
+        attributes: Take node attributes. Default: for ENZYMES only, as in the fair comparison.
+        degree: ``"one-hot"`` up to ``max_degree``; ``"log"`` for log(1 + degree), standardised; or ``"none"``.
+            Default: ``"log"`` for REDDIT-BINARY, ``"one-hot"`` for IMDB and COLLAB, else ``"none"``.
+        max_degree: Degrees from here on share a column. Default: 128.
+
+    References:
+        Morris et al. (2020), TUDataset. Errica et al. (2020), A fair comparison of graph neural networks.
+    """
+    entry = TU_SETS.get(name, TUEntry(0, 0))
+    attributes = entry.attributes if attributes is None else attributes
+    degree = entry.degree if degree is None else degree
+    if degree not in get_args(DegreeInput):
+        raise ValueError(f"`degree` must be one of {get_args(DegreeInput)}, but is {degree!r}.")
+    files = _Files(name, data_root(root) / "tudataset")
+    owner = _owners(files)
+    labels, classes = _labels(files, owner)
+    if name in TU_SETS and (len(labels), len(classes)) != (entry.num_graphs, entry.num_classes):
+        raise ValueError(
+            f"{files.where} has {len(labels)} graphs in {len(classes)} classes, but {name} has {entry.num_graphs} in "
+            f"{entry.num_classes}: a file is cut off. {_HOW}"
+        )
+    graphs = _graphs(files, owner)
+    degrees = np.concatenate([np.diff(graph.indptr) for graph in graphs])
+    parts = _inputs(files, len(owner), attributes)
+    if degree != "none":
+        parts.append(_degrees(degrees, degree, entry.max_degree if max_degree is None else max_degree))
+    x = torch.cat(parts, dim=1) if parts else torch.ones(len(owner), 1)
+    sizes = [graph.num_nodes for graph in graphs]
+    return GraphSet(name, graphs, x.split(sizes), torch.from_numpy(labels), classes)
+
+
+class Fold(NamedTuple):
+    """A fold of a cross validation: numbers of graphs."""
+
+    train: Tensor
+    val: Tensor
+    test: Tensor
+
+
+def fair_splits(name: str, num_graphs: int | None = None, root: str | Path | None = None) -> list[Fold]:
+    """The ten folds of the fair comparison, each with its inner hold-out, from ``splits/<name>.json``.
+
+    Args:
+        name: Name of the set.
+        num_graphs: How many graphs it has, to verify the folds. Default: that of :data:`TU_SETS`.
+        root: The data root, see :func:`topomask.data.data_root`.
+
+    References:
+        Errica et al. (2020), A fair comparison of graph neural networks for graph classification.
+    """
+    file = data_root(root) / "splits" / f"{name}.json"
+    if not file.is_file():
+        how = "They come from the repository diningphil/gnn-comparison, as a list of {test, train, validation}."
+        raise missing(f"splits of {name}", file.parent, [file.name], how)
+    num_graphs = TU_SETS[name].num_graphs if num_graphs is None and name in TU_SETS else num_graphs
+    try:
+        found = json.loads(file.read_text())
+        folds = [Fold(*(torch.tensor(fold[part]) for part in ("train", "validation", "test"))) for fold in found]
+    except (ValueError, TypeError, KeyError) as error:
+        raise ValueError(
+            f"{file} is no list of folds with train, validation and test ({error}). Get it again."
+        ) from None
+    for number, fold in enumerate(folds):
+        together = torch.cat(fold).sort().values
+        if num_graphs is not None and not torch.equal(together, torch.arange(num_graphs)):
+            raise ValueError(
+                f"Fold {number} of {file} does not have each of the {num_graphs} graphs once. Get it again."
+            )
+    return folds
+
+
+class _Files:
+    """The text files of a set, in a folder or a zip archive."""
+
+    def __init__(self, name: str, place: Path) -> None:
+        self.name = name
+        self.archive: zipfile.ZipFile | None = None
+        folders = [place / name / "raw", place / name, place / f"{name}.zip"]
+        held = [path for path in folders if path.is_file() or (path / f"{name}_A.txt").is_file()]
+        if not held:
+            raise missing(name, place, [f"{name}.zip or {name}/{name}_A.txt"], _HOW)
+        self.where = held[0]
+        if self.where.is_file():
+            try:
+                self.archive = zipfile.ZipFile(self.where)
+            except zipfile.BadZipFile as error:
+                raise ValueError(f"{self.where} is no whole zip archive: {error} Get it again. {_HOW}") from None
+
+    def open(self, kind: str) -> IO[bytes] | None:
+        """A file, such as ``A`` or ``graph_labels``, or None."""
+        file = f"{self.name}_{kind}.txt"
+        if self.archive is None:
+            path = self.where / file
+            return path.open("rb") if path.is_file() else None
+        members = [member for member in self.archive.namelist() if member.rpartition("/")[2] == file]
+        return self.archive.open(members[0]) if members else None
+
+    def numbers(self, kind: str, dtype: Any = np.int64) -> Array | None:
+        """All numbers of a file, one row per line; None where there is no such file."""
+        source = self.open(kind)
+        if source is None:
+            return None
+        place = f"{self.name}_{kind}.txt in {self.where}"
+        parts, lines = [], 0
+        try:
+            with source:
+                for text in _whole_lines(source):
+                    lines += text.count(b"\n")
+                    parts.append(_parse(text, dtype, place))
+        except (EOFError, zlib.error, zipfile.BadZipFile) as error:
+            raise ValueError(f"{place} breaks off: {error}. Get it again. {_HOW}") from None
+        values = np.concatenate(parts) if parts else np.empty(0, dtype)
+        if not len(values) or len(values) % lines:
+            raise ValueError(f"{place} has {len(values)} numbers in {lines} lines: it is cut off. Get it again. {_HOW}")
+        return values.reshape(lines, -1)
+
+    def need(self, kind: str, dtype: Any = np.int64) -> Array:
+        """The same, or an error where there is no such file."""
+        values = self.numbers(kind, dtype)
+        if values is None:
+            raise missing(self.name, self.where, [f"{self.name}_{kind}.txt"], _HOW)
+        return values
+
+
+def _whole_lines(source: IO[bytes]) -> Iterator[bytes]:
+    """Large pieces that end with a line."""
+    rest = b""
+    while chunk := source.read(_CHUNK):
+        text, newline, rest_of_line = (rest + chunk).rpartition(b"\n")
+        if newline:
+            yield text + newline
+        rest = rest_of_line
+    if rest.strip():
+        yield rest + b"\n"
+
+
+def _parse(text: bytes, dtype: Any, place: str) -> Array:
+    plain = text.translate(bytes.maketrans(b",\n\r\t", b"    "))
+    try:
+        # Where it meets something else, NumPy stops with a warning.
+        with warnings.catch_warnings(action="error"):
+            return np.fromstring(plain, dtype, sep=" ")
+    except (ValueError, DeprecationWarning):
+        raise ValueError(f"{place} has something that is no number. Get it again. {_HOW}") from None
+
+
+def _owners(files: _Files) -> Array:
+    """The graph that every node belongs to, from 0."""
+    owner = files.need("graph_indicator")[:, 0] - 1
+    if owner[0] != 0 or ((owner[1:] - owner[:-1]) < 0).any() or ((owner[1:] - owner[:-1]) > 1).any():
+        raise ValueError(
+            f"{files.name}_graph_indicator.txt in {files.where} must number graphs 1, 2, 3, ... in ascending order. "
+            f"Get it again. {_HOW}"
+        )
+    return owner
+
+
+def _labels(files: _Files, owner: Array) -> tuple[Array, tuple[str, ...]]:
+    found = files.need("graph_labels")[:, 0]
+    num_graphs = int(owner[-1]) + 1
+    if len(found) != num_graphs:
+        raise ValueError(
+            f"{files.where} has labels of {len(found)} graphs and nodes of {num_graphs}: a file is cut off. Get it "
+            f"again. {_HOW}"
+        )
+    classes, labels = np.unique(found, return_inverse=True)
+    return labels.reshape(-1), tuple(str(label) for label in classes)
+
+
+def _graphs(files: _Files, owner: Array) -> list[Graph]:
+    edges = files.need("A") - 1
+    if edges.shape[1] != 2:
+        raise ValueError(f"{files.name}_A.txt in {files.where} must have two numbers per line. Get it again. {_HOW}")
+    num_nodes = len(owner)
+    low, high = edges.min(axis=1), edges.max(axis=1)
+    if low.min() < 0 or high.max() >= num_nodes:
+        raise ValueError(
+            f"{files.name}_A.txt in {files.where} has edges of node {int(high.max()) + 1}, but there are {num_nodes} "
+            f"nodes, from 1: a file is cut off. Get it again. {_HOW}"
+        )
+    crossing = np.flatnonzero(owner[low] != owner[high])
+    if crossing.size:
+        i, j = edges[crossing[0]] + 1
+        raise ValueError(
+            f"Edge ({i}, {j}) of {files.name}_A.txt in {files.where} joins two graphs. Get it again. {_HOW}"
+        )
+    # Every edge once, whichever directions are listed.
+    keys = np.unique(low * num_nodes + high)
+    low, high = keys // num_nodes, keys % num_nodes
+    starts = np.searchsorted(owner, np.arange(int(owner[-1]) + 2))
+    cuts = np.searchsorted(low, starts)
+    return [
+        Graph.from_edges(np.stack([low[a:b], high[a:b]]) - start, int(end - start))
+        for a, b, start, end in zip(cuts[:-1], cuts[1:], starts[:-1], starts[1:], strict=True)
+    ]
+
+
+def _inputs(files: _Files, num_nodes: int, attributes: bool) -> list[Tensor]:
+    parts = []
+    labels = files.numbers("node_labels")
+    if labels is not None:
+        _check_rows(files, "node_labels", labels, num_nodes)
+        for column in labels.T:
+            kinds, places = np.unique(column, return_inverse=True)
+            parts.append(F.one_hot(torch.from_numpy(places.reshape(-1)), len(kinds)).float())
+    if attributes:
+        values = files.need("node_attributes", np.float64)
+        _check_rows(files, "node_attributes", values, num_nodes)
+        parts.append(_standardised(values))
+    return parts
+
+
+def _check_rows(files: _Files, kind: str, values: Array, num_nodes: int) -> None:
+    if len(values) != num_nodes:
+        raise ValueError(
+            f"{files.name}_{kind}.txt in {files.where} has {len(values)} lines for {num_nodes} nodes: a file is cut "
+            f"off. Get it again. {_HOW}"
+        )
+
+
+def _degrees(degrees: Array, kind: DegreeInput, max_degree: int) -> Tensor:
+    if kind == "log":
+        return _standardised(np.log1p(degrees)[:, None])
+    if max_degree < 1:
+        raise ValueError(f"`max_degree` must be at least 1, but is {max_degree}.")
+    capped = torch.from_numpy(degrees).clamp(max=max_degree)
+    return F.one_hot(capped, min(int(capped.max()), max_degree) + 1).float()
+
+
+def _standardised(values: Array) -> Tensor:
+    deviation = values.std(axis=0)
+    return torch.from_numpy((values - values.mean(axis=0)) / np.where(deviation > 0, deviation, 1.0)).float()
