@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from topomask.train.epochs import Epochs
     from topomask.train.evaluation import evaluate
     from topomask.train.faults import NonFiniteError
+    from topomask.train.graph_tasks import GraphClassification, NodeClassification, roc_auc
     from topomask.train.journal import read_metrics
     from topomask.train.loop import run
     from topomask.train.optim import build_optimizer, learning_rate
@@ -28,6 +29,8 @@ __all__ = [
     "CheckpointError",
     "Classification",
     "Epochs",
+    "GraphClassification",
+    "NodeClassification",
     "NonFiniteError",
     "OptimConfig",
     "ParticleMotion",
@@ -46,6 +49,7 @@ __all__ = [
     "plot_run",
     "read_checkpoint",
     "read_metrics",
+    "roc_auc",
     "run",
     "save_checkpoint",
     "seed_everything",
@@ -56,6 +60,7 @@ _HOMES = {
     "epochs": ("Epochs",),
     "evaluation": ("evaluate",),
     "faults": ("NonFiniteError",),
+    "graph_tasks": ("GraphClassification", "NodeClassification", "roc_auc"),
     "journal": ("read_metrics",),
     "loop": ("run",),
     "optim": ("build_optimizer", "learning_rate"),

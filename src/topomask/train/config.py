@@ -67,6 +67,7 @@ class TrainConfig:
         log_every: Steps between lines of training metrics.
         eval_every: Steps between evaluations; none is every epoch.
         checkpoint_every: Steps between checkpoints; none is every epoch.
+        patience: Evaluations in a row without a better one after which the run stops; none never does.
         keep: How many of the last checkpoints to keep, besides the best.
         tensorboard: Write metrics for TensorBoard too.
         progress: Show progress.
@@ -81,12 +82,13 @@ class TrainConfig:
     log_every: int = 20
     eval_every: int | None = None
     checkpoint_every: int | None = None
+    patience: int | None = None
     keep: int = 2
     tensorboard: bool = False
     progress: bool = True
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "steps", "log_every", "eval_every", "checkpoint_every", "keep"):
+        for name in ("epochs", "steps", "log_every", "eval_every", "checkpoint_every", "patience", "keep"):
             value = getattr(self, name)
             _check(name, value, value is None or value >= 1, "at least 1")
         _check("seed", self.seed, 0 <= self.seed < 2**63, "in [0, 2**63)")

@@ -68,6 +68,8 @@ def run(
     whole = {} if record is None else to_dict(record)
     if not len(data):
         raise ValueError("`data` has no batches, so there is nothing to learn from.")
+    if config.patience is not None and valid is None:
+        raise ValueError("`patience` counts evaluations, but there is nothing to evaluate on. Pass `valid`.")
     processes = join_processes(config.device)
     check_precision(config.precision, processes.device)
     # The same weights and walks in every process, and then randomness of its own.
@@ -82,7 +84,7 @@ def run(
     stepper = Stepper(model, optimizer, task, processes, config.precision, config.optim.clip)
     run_folder = RunFolder(Path(folder), whole | {"train": to_dict(config)}, config.keep)
     with Run(run_folder, stepper, config, total, length, resume=resume, fallback=fallback) as state:
-        while state.step < total:
+        while not state.is_over:
             epoch, skip = divmod(state.step, length)
             batches = islice(batches_of(data, epoch, skip), min(length - skip, total - state.step))
             for batch in batches:
@@ -94,8 +96,10 @@ def run(
                 state.count(means, size, lr)
                 if valid is not None and state.is_due(config.eval_every):
                     state.evaluate(valid)
-                if state.is_due(config.checkpoint_every):
+                if state.is_due(config.checkpoint_every) or state.is_over:
                     state.save()
-            if state.step < min((epoch + 1) * length, total):
+                if state.is_over:
+                    break
+            if not state.is_over and state.step < min((epoch + 1) * length, total):
                 raise ValueError(f"`data` has {length} batches, but epoch {epoch} gave {state.step - epoch * length}.")
     return state.result()

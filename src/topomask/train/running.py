@@ -56,6 +56,7 @@ class State:
         busy: Seconds spent on them.
         metrics: Metrics of the last evaluation.
         best: Metrics of the best evaluation, and its step.
+        stale: Evaluations since then.
     """
 
     step: int = 0
@@ -65,6 +66,7 @@ class State:
     busy: float = 0.0
     metrics: dict[str, float] = field(default_factory=dict)
     best: dict[str, float] = field(default_factory=dict)
+    stale: int = 0
 
     def to_json(self) -> dict[str, Any]:
         """As JSON, which has no NaN: numbers that are not finite become text."""
@@ -141,6 +143,12 @@ class Run:
         notes += [f"Numbers may differ from those of an unbroken run: {', '.join(changed)}."] * bool(changed)
         return " ".join(notes)
 
+    @property
+    def is_over(self) -> bool:
+        """Whether there is nothing more to do: all steps are taken, or evaluations get no better."""
+        patience = self.config.patience
+        return self.step >= self.total or (patience is not None and self.state.stale >= patience)
+
     def is_due(self, every: int | None) -> bool:
         """Whether something that is done every so many steps, or every epoch, is to be done now."""
         return self.step % (every or self.length) == 0 or self.step == self.total
@@ -172,6 +180,7 @@ class Run:
             raise ValueError(f"`monitor` is {name!r}, but the task gives {', '.join(state.metrics)}.")
         now, best = state.metrics[name], state.best.get(name)
         better = math.isfinite(now) and (best is None or (now > best if stepper.task.higher_is_better else now < best))
+        state.stale = 0 if better else state.stale + 1
         if better:
             state.best = state.metrics | {"step": self.step}
             self._write(self.folder.best)

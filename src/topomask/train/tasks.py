@@ -63,7 +63,7 @@ class Classification(Task):
     def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, dict[str, Tensor]]:
         """Cross entropy and accuracy."""
         inputs, labels = batch
-        logits = _in_full(model(inputs))  # [B, classes]
+        logits = in_full(model(inputs))  # [B, classes]
         smoothing = self.label_smoothing if model.training else 0.0
         accuracy = (logits.detach().argmax(dim=-1) == labels).float().mean()
         return F.cross_entropy(logits, labels, label_smoothing=smoothing), {"accuracy": accuracy}
@@ -103,7 +103,7 @@ class ParticleMotion(Task):
         horizon = next_positions.shape[1]
         total, metrics = positions.new_zeros(()), {}
         for step in range(horizon):
-            positions, features = (_in_full(part) for part in model(positions, features))
+            positions, features = (in_full(part) for part in model(positions, features))
             off = positions - next_positions[:, step]  # [B, N, 3]
             total = total + off.square().mean() / self.position_scale**2
             total = total + F.mse_loss(features, next_features[:, step])
@@ -118,7 +118,7 @@ class Regression(Task):
     def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, dict[str, Tensor]]:
         """Mean square and mean absolute error."""
         inputs, targets = batch
-        predicted = _in_full(model(inputs))
+        predicted = in_full(model(inputs))
         if predicted.shape != targets.shape:
             raise ValueError(
                 f"The model gives {tuple(predicted.shape)} where targets have shape {tuple(targets.shape)}. "
@@ -127,6 +127,6 @@ class Regression(Task):
         return F.mse_loss(predicted, targets), {"absolute_error": F.l1_loss(predicted.detach(), targets)}
 
 
-def _in_full(x: Tensor) -> Tensor:
+def in_full(x: Tensor) -> Tensor:
     """In float32 at least: under autocast a model may answer in half precision."""
     return x.to(torch.promote_types(x.dtype, torch.float32))

@@ -1,0 +1,106 @@
+"""Tasks on graphs: classes of graphs, and of nodes."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from topomask.data import GraphBatch, NodeBatch
+from topomask.train.tasks import Task, in_full
+
+Metric = Literal["accuracy", "roc_auc"]
+
+
+class GraphClassification(Task):
+    """Cross entropy of batches of graphs (:class:`topomask.data.GraphBatch`), and accuracy.
+
+    A model is called with the features of all nodes, the batch as one graph, and its parts.
+
+    Args:
+        label_smoothing: Probability spread over all classes, while the model trains.
+    """
+
+    monitor = "accuracy"
+    higher_is_better = True
+
+    def __init__(self, label_smoothing: float = 0.0) -> None:
+        if not 0 <= label_smoothing < 1:
+            raise ValueError(f"`label_smoothing` must lie in [0, 1), but is {label_smoothing}.")
+        self.label_smoothing = label_smoothing
+
+    def loss(self, model: nn.Module, batch: GraphBatch) -> tuple[Tensor, dict[str, Tensor]]:
+        """Cross entropy and accuracy."""
+        logits = in_full(model(batch.x, batch.graph, batch.parts))  # [G, classes]
+        smoothing = self.label_smoothing if model.training else 0.0
+        loss = F.cross_entropy(logits, batch.labels, label_smoothing=smoothing)
+        return loss, {"accuracy": _accuracy(logits, batch.labels)}
+
+    def size(self, batch: Any) -> int:
+        """Graphs of a batch."""
+        return len(batch.labels)
+
+
+class NodeClassification(Task):
+    """Cross entropy of the nodes that are asked for (:class:`topomask.data.NodeBatch`), and accuracy or ROC-AUC.
+
+    The area under the ROC curve is one of all nodes together, so evaluate on one batch: the whole graph.
+
+    Args:
+        metric: ``"accuracy"``, or ``"roc_auc"`` for two classes; the best checkpoint is chosen by it.
+    """
+
+    higher_is_better = True
+
+    def __init__(self, metric: Metric = "accuracy") -> None:
+        if metric not in get_args(Metric):
+            raise ValueError(f"`metric` must be one of {get_args(Metric)}, but is {metric!r}.")
+        self.monitor = self.metric = metric
+
+    def loss(self, model: nn.Module, batch: NodeBatch) -> tuple[Tensor, dict[str, Tensor]]:
+        """Cross entropy and the metric."""
+        logits = in_full(model(batch.x, batch.graph))[batch.nodes]  # [n, classes]
+        loss = F.cross_entropy(logits, batch.labels)
+        if self.metric == "accuracy":
+            return loss, {"accuracy": _accuracy(logits, batch.labels)}
+        if logits.shape[-1] != 2:
+            raise ValueError(f"`metric` is 'roc_auc', which is for two classes, but there are {logits.shape[-1]}.")
+        scores = logits.detach()[:, 1] - logits.detach()[:, 0]
+        return loss, {"roc_auc": roc_auc(scores, batch.labels)}
+
+    def size(self, batch: Any) -> int:
+        """Nodes that are asked for."""
+        return len(batch.labels)
+
+
+def _accuracy(logits: Tensor, labels: Tensor) -> Tensor:
+    return (logits.detach().argmax(dim=-1) == labels).float().mean()
+
+
+def roc_auc(scores: Tensor, labels: Tensor) -> Tensor:
+    r"""The area under the ROC curve: how often an example of class 1 has a larger score than one of class 0.
+
+    .. math:: \frac{1}{n_1 n_0} \sum_{i: y_i = 1} \sum_{j: y_j = 0} \big([s_i > s_j] + \tfrac12 [s_i = s_j]\big)
+
+    Args:
+        scores: The larger, the more like class 1, [n].
+        labels: 0 or 1, [n].
+
+    Example:
+        >>> roc_auc(torch.tensor([0.1, 0.4, 0.4, 0.8]), torch.tensor([0, 0, 1, 1]))
+        tensor(0.8750, dtype=torch.float64)
+    """
+    positive = labels == 1
+    num_positive = int(positive.sum())
+    num_negative = len(labels) - num_positive
+    if not num_positive or not num_negative:
+        raise ValueError(
+            f"`labels` must hold both classes, but hold {num_positive} times 1 and {num_negative} times 0."
+        )
+    _, places, counts = torch.unique(scores, return_inverse=True, return_counts=True)
+    # The mean rank, from 1, of every distinct score.
+    ranks = counts.cumsum(0) - (counts - 1) / 2.0
+    total = ranks.double()[places][positive].sum()
+    return (total - num_positive * (num_positive + 1) / 2) / (num_positive * num_negative)
