@@ -9,7 +9,7 @@ from torch.utils.data import TensorDataset
 import topomask as tm
 from topomask import train
 from topomask.data import Batches
-from topomask.train import Classification, OptimConfig, Result, TrainConfig
+from topomask.train import Classification, OptimConfig, Result, Task, TrainConfig, read_checkpoint, read_metrics
 
 TOKENS, WIDTH, CLASSES = 9, 8, 3
 
@@ -49,3 +49,43 @@ def run(folder: Path | str, config: TrainConfig = CONFIG, **options) -> Result:
     options = {"build": Tiny, "data": make_data(), "valid": make_data(20, shuffle=False, seed=1)} | options
     build, data = options.pop("build"), options.pop("data")
     return train.run(config, build, data, options.pop("task", Classification()), folder, **options)
+
+
+class StoppedError(Exception):
+    """A run that was broken off by a test."""
+
+
+class StopsAt(Task):
+    """Another task, that breaks off in the loss of a step."""
+
+    def __init__(self, step: int, task: Task | None = None) -> None:
+        self.left = step
+        self.task = Classification() if task is None else task
+        self.monitor, self.higher_is_better = self.task.monitor, self.task.higher_is_better
+
+    def loss(self, model, batch):
+        self.left -= model.training
+        if self.left < 0:
+            raise StoppedError
+        return self.task.loss(model, batch)
+
+    def size(self, batch):
+        return self.task.size(batch)
+
+
+def assert_same_run(first: Path, second: Path) -> None:
+    """All that two runs have left is equal to the last bit, apart from times."""
+    lines = [[line | {"time": None} for line in read_metrics(folder / "metrics.jsonl")] for folder in (first, second)]
+    assert lines[0] == lines[1]
+    names = sorted(path.name for path in (first / "checkpoints").iterdir())
+    assert names == sorted(path.name for path in (second / "checkpoints").iterdir())
+    assert "best.safetensors" in names
+    for name in names:
+        ours, theirs = (read_checkpoint(folder / "checkpoints" / name) for folder in (first, second))
+        for values, others in ((ours.weights, theirs.weights), (ours.moments, theirs.moments)):
+            assert values.keys() == others.keys()
+            assert values
+            assert all(torch.equal(value, others[key]) for key, value in values.items())
+        for info in (ours.info, theirs.info):
+            info["state"] |= {"seconds": None, "busy": None}
+        assert ours.info == theirs.info

@@ -4,6 +4,7 @@ import shutil
 import subprocess
 import sys
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -11,43 +12,7 @@ import torch
 
 import topomask as tm
 import training
-from topomask.train import CheckpointError, Classification, read_checkpoint, read_metrics
-
-
-class StoppedError(Exception):
-    """A run that was broken off by a test."""
-
-
-class StopsAt(Classification):
-    """Breaks off in the loss of a step."""
-
-    def __init__(self, step: int) -> None:
-        super().__init__()
-        self.left = step
-
-    def loss(self, model, batch):
-        self.left -= model.training
-        if self.left < 0:
-            raise StoppedError
-        return super().loss(model, batch)
-
-
-def assert_same_run(first: Path, second: Path) -> None:
-    """All that two runs have left is equal to the last bit, apart from times."""
-    lines = [[line | {"time": None} for line in read_metrics(folder / "metrics.jsonl")] for folder in (first, second)]
-    assert lines[0] == lines[1]
-    names = sorted(path.name for path in (first / "checkpoints").iterdir())
-    assert names == sorted(path.name for path in (second / "checkpoints").iterdir())
-    assert "best.safetensors" in names
-    for name in names:
-        ours, theirs = (read_checkpoint(folder / "checkpoints" / name) for folder in (first, second))
-        for values, others in ((ours.weights, theirs.weights), (ours.moments, theirs.moments)):
-            assert values.keys() == others.keys()
-            assert values
-            assert all(torch.equal(value, others[key]) for key, value in values.items())
-        for info in (ours.info, theirs.info):
-            info["state"] |= {"seconds": None, "busy": None}
-        assert ours.info == theirs.info
+from topomask.train import CheckpointError, read_metrics
 
 
 @pytest.fixture(scope="module")
@@ -66,23 +31,23 @@ def test_a_run_that_was_killed_again_and_again_gives_the_same_numbers(tmp_path):
     assert done.returncode == 0, done.stderr
     at_lines, at_moments = json.loads(done.stdout)
     assert min(at_lines, at_moments) >= 2
-    assert_same_run(tmp_path / "whole", tmp_path / "at lines")
-    assert_same_run(tmp_path / "whole", tmp_path / "at moments")
+    training.assert_same_run(tmp_path / "whole", tmp_path / "at lines")
+    training.assert_same_run(tmp_path / "whole", tmp_path / "at moments")
 
 
 # Before the first checkpoint, just after one, inside an epoch, at its end, and in the last step.
 @pytest.mark.parametrize("step", [0, 3, 4, 5, 7, 18, 27])
 def test_a_run_that_broke_off_gives_the_same_numbers(step, whole, tmp_path):
-    with pytest.raises(StoppedError):
-        training.run(tmp_path, task=StopsAt(step))
+    with pytest.raises(training.StoppedError):
+        training.run(tmp_path, task=training.StopsAt(step))
     torch.manual_seed(99)
     training.run(tmp_path, resume=True)
-    assert_same_run(whole, tmp_path)
+    training.assert_same_run(whole, tmp_path)
 
 
 def test_resuming_a_run_that_is_done_does_nothing(whole):
     before = {path: path.read_bytes() for path in whole.rglob("*") if path.is_file()}
-    result = training.run(whole, resume=True, task=StopsAt(0))
+    result = training.run(whole, resume=True, task=training.StopsAt(0))
     assert {path: path.read_bytes() for path in before} == before
     assert result.step == 28
     assert result.metrics["accuracy"] == read_metrics(whole / "metrics.jsonl")[-1]["accuracy"]
@@ -111,17 +76,17 @@ def test_another_config_is_refused_by_its_fields(whole, tmp_path):
 
 
 def test_lines_that_are_not_whole_are_cut(whole, tmp_path):
-    with pytest.raises(StoppedError):
-        training.run(tmp_path, task=StopsAt(18))
+    with pytest.raises(training.StoppedError):
+        training.run(tmp_path, task=training.StopsAt(18))
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"event": "train", "st')
     training.run(tmp_path, resume=True)
-    assert_same_run(whole, tmp_path)
+    training.assert_same_run(whole, tmp_path)
 
 
 def test_a_damaged_checkpoint_is_an_error_unless_told_otherwise(whole, tmp_path):
-    with pytest.raises(StoppedError):
-        training.run(tmp_path, task=StopsAt(18))
+    with pytest.raises(training.StoppedError):
+        training.run(tmp_path, task=training.StopsAt(18))
     last = tmp_path / "checkpoints" / "step-000000016.safetensors"
     last.write_bytes(last.read_bytes()[:-1])
     with pytest.raises(CheckpointError) as found:
@@ -131,7 +96,7 @@ def test_a_damaged_checkpoint_is_an_error_unless_told_otherwise(whole, tmp_path)
     with pytest.warns(UserWarning, match=r"It is set aside; step-000000012"):
         training.run(tmp_path, resume=True, fallback=True)
     (tmp_path / "checkpoints" / "step-000000016.damaged").unlink()
-    assert_same_run(whole, tmp_path)
+    training.assert_same_run(whole, tmp_path)
 
 
 def test_what_changes_the_rounding_is_said(whole, tmp_path, capsys, monkeypatch):
@@ -140,3 +105,40 @@ def test_what_changes_the_rounding_is_said(whole, tmp_path, capsys, monkeypatch)
     said = capsys.readouterr().out
     assert "Going on from step 28. Numbers may differ from those of an unbroken run: torch " in said
     assert "is now 0.1" in said
+
+
+# The best of the small run of `training` is early, so that it stops before its 28 steps.
+PATIENT = replace(training.CONFIG, epochs=12, patience=2)
+
+
+def test_a_run_stops_when_evaluations_get_no_better(tmp_path):
+    result = training.run(tmp_path / "a", PATIENT)
+    evaluated = [line for line in read_metrics(tmp_path / "a" / "metrics.jsonl") if line["event"] == "eval"]
+    assert result.step == evaluated[-1]["step"] < 12 * 7
+    accuracies = [line["accuracy"] for line in evaluated]
+    assert result.best["accuracy"] == max(accuracies) == accuracies[-3]
+    no_better = [accuracy <= max(accuracies[:k]) for k, accuracy in enumerate(accuracies) if k]
+    # Two in a row, at the end and nowhere before.
+    assert [a and b for a, b in pairwise(no_better)] == [False] * (len(no_better) - 2) + [True]
+    # A patience that is never exhausted changes nothing but itself.
+    endless = training.run(tmp_path / "b", replace(PATIENT, epochs=4, patience=99))
+    assert endless.step == 28
+    with pytest.raises(ValueError, match="`patience` counts evaluations, but there is nothing to evaluate on"):
+        training.run(tmp_path / "c", PATIENT, valid=None)
+    with pytest.raises(ValueError, match="`patience` must be at least 1"):
+        replace(PATIENT, patience=0)
+
+
+def test_a_run_that_stops_early_resumes_to_the_same_numbers(tmp_path):
+    whole = training.run(tmp_path / "whole", PATIENT)
+    for step in (whole.step - 1, whole.step - 6, 5):
+        folder = tmp_path / str(step)
+        with pytest.raises(training.StoppedError):
+            training.run(folder, PATIENT, task=training.StopsAt(step))
+        torch.manual_seed(99)
+        assert training.run(folder, PATIENT, resume=True).step == whole.step
+        training.assert_same_run(tmp_path / "whole", folder)
+    files = {path: path.read_bytes() for path in (tmp_path / "whole").rglob("*") if path.is_file()}
+    again = training.run(tmp_path / "whole", PATIENT, resume=True, task=training.StopsAt(0))
+    assert again.step == whole.step
+    assert {path: path.read_bytes() for path in files} == files

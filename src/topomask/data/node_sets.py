@@ -183,7 +183,11 @@ def node_set(name: str, root: str | Path | None = None, *, scaling: Scaling | No
 
 def _read(file: Path) -> dict[str, Array]:
     try:
-        with np.load(file, allow_pickle=False) as archive:
+        # Opened here: where it fails, NumPy leaves files open.
+        with file.open("rb") as source:
+            archive = np.load(source, allow_pickle=False)
+            if not isinstance(archive, np.lib.npyio.NpzFile):
+                raise ValueError("it is one array, and no archive of several")
             lacking = [key for key in _KEYS if key not in archive]
             if lacking:
                 raise ValueError(f"it has no {', '.join(lacking)}")

@@ -1,0 +1,91 @@
+import pytest
+import torch
+from torch_geometric.data import Data
+
+import topomask as tm
+from topomask.data import GraphBatches, GraphSet
+
+
+def make(count: int = 10) -> GraphSet:
+    graphs = [tm.path_graph(n + 1) for n in range(count)]
+    features = [torch.full((n + 1, 2), float(n)) for n in range(count)]
+    return GraphSet("paths", graphs, features, torch.arange(count) % 3, ("a", "b", "c"))
+
+
+def test_a_batch_is_its_graphs_side_by_side():
+    found = make()
+    x, labels, graph, parts = found.batch([4, 0, 2])
+    assert labels.tolist() == [1, 0, 2]
+    assert parts == (found.graphs[4], found.graphs[0], found.graphs[2])
+    assert graph.num_graphs == 3
+    assert (graph.to_scipy() != tm.Graph.batch(parts).to_scipy()).nnz == 0
+    assert x[:, 0].tolist() == [4.0] * 5 + [0.0] + [2.0] * 3
+    part = found.subset(torch.tensor([4, 2]))
+    assert part.graphs == (found.graphs[4], found.graphs[2])
+    assert (len(part), part.num_features, part.num_classes, part[1][2]) == (2, 2, 3, 2)
+
+
+def sizes(batches: GraphBatches, epoch: int = 0, skip: int = 0) -> list[list[int]]:
+    return [[part.num_nodes for part in batch.parts] for batch in batches.epoch(epoch, skip)]
+
+
+def test_an_epoch_has_every_graph_once_in_an_order_of_its_own():
+    batches = GraphBatches(make(), 4, seed=3)
+    assert len(batches) == 3
+    first, second = sizes(batches, 0), sizes(batches, 1)
+    assert [len(batch) for batch in first] == [4, 4, 2]
+    assert first != second
+    for epoch in (first, second):
+        assert sorted(size for batch in epoch for size in batch) == list(range(1, 11))
+    assert sizes(GraphBatches(make(), 4, seed=3), 1) == second
+    assert sizes(GraphBatches(make(), 4, seed=4), 1) != second
+
+
+def test_what_was_seen_is_skipped():
+    batches = GraphBatches(make(), 4)
+    assert sizes(batches, 5, skip=2) == sizes(batches, 5)[2:]
+    assert sizes(batches, 5, skip=3) == []
+    with pytest.raises(ValueError, match="`skip` must lie between 0 and the 3 batches"):
+        next(batches.epoch(0, 4))
+
+
+def test_batches_that_are_not_shuffled_are_kept():
+    batches = GraphBatches(make(), 4, shuffle=False)
+    assert sizes(batches) == [[1, 2, 3, 4], [5, 6, 7, 8], [9, 10]]
+    assert [a.graph is b.graph for a, b in zip(batches.epoch(0), batches.epoch(7), strict=True)] == [True] * 3
+
+
+def test_processes_share_every_batch():
+    batches = GraphBatches(make(9), 4)
+    whole = sizes(batches)
+    parts = [sizes(batches.shard(rank, 2)) for rank in range(2)]
+    assert [len(part) for part in parts] == [3, 2]
+    assert parts[0][0] + parts[1][0] == whole[0]
+    with pytest.raises(ValueError, match=r"`rank` must lie in \[0, world_size\)"):
+        batches.shard(2, 2)
+
+
+def test_sets_come_from_pyg():
+    edges = torch.tensor([[0, 1], [1, 0]])
+    data = [Data(x=torch.ones(2, 3), edge_index=edges, y=torch.tensor([k])) for k in (0, 2)]
+    found = GraphSet.from_pyg("pairs", data)
+    assert (found.num_classes, found.labels.tolist(), found.graphs[0].num_edges) == (3, [0, 2], 1)
+    with pytest.raises(ValueError, match="Graph 0 of pairs must have `x` and `y`"):
+        GraphSet.from_pyg("pairs", [Data(edge_index=edges, y=torch.tensor([0]))])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"features": [torch.ones(1, 2), torch.ones(1, 2)]}, r"graph 1 must have shape \[num_nodes=2, 2\]"),
+        ({"labels": torch.tensor([0, 3])}, r"`labels` must be integers in \[0, 3\)"),
+        ({"labels": torch.tensor([0])}, "as many graphs as features and labels"),
+    ],
+)
+def test_parts_that_do_not_fit_are_named(change, message):
+    given = {"graphs": [tm.path_graph(1), tm.path_graph(2)], "features": [torch.ones(1, 2), torch.ones(2, 2)]}
+    given |= {"labels": torch.tensor([0, 1]), "classes": "abc"} | change
+    with pytest.raises(ValueError, match=message):
+        GraphSet("x", **given)
+    with pytest.raises(ValueError, match="`batch_size` must be at least 1"):
+        GraphBatches(make(), 0)

@@ -1,0 +1,163 @@
+import json
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch_geometric.io import read_tu_data
+
+from data_files import zip_folder
+from topomask.data import MissingDataError, fair_splits, tu_dataset
+from topomask.data.tu import TU_SETS, TUEntry
+
+NAME = "TINY"
+FILES = {
+    # Both directions, one direction only, and one edge twice; node 5 is alone; the third graph is one node.
+    "A": "1, 2\n2, 1\n2, 3\n3, 2\n3,1\n1, 3\n4, 6\n4, 6\n6, 4\n",
+    "graph_indicator": "1\n1\n1\n2\n2\n2\n3\n",
+    "graph_labels": "1\n-1\n1\n",
+    "node_labels": "0\n2\n2\n0\n7\n2\n0\n",
+    "node_attributes": "1.0, 5\n2.0, 5\n3.0, 5\n4.0, 5\n5.0, 5\n6.0, 5\n7.5e0, 5\n",
+}
+
+
+def write(root: Path, leave_out: str = "", **changes: str) -> Path:
+    folder = root / "tudataset" / NAME
+    folder.mkdir(parents=True)
+    for kind, text in (FILES | changes).items():
+        if kind != leave_out:
+            (folder / f"{NAME}_{kind}.txt").write_text(text)
+    return folder
+
+
+def test_folders_and_archives_give_the_same(tmp_path):
+    folder = write(tmp_path / "a")
+    found = [tu_dataset(NAME, tmp_path / "a")]
+    for number, prefix in enumerate((f"{NAME}/", "")):
+        place = tmp_path / str(number) / "tudataset"
+        place.mkdir(parents=True)
+        zip_folder(folder, place / f"{NAME}.zip", prefix)
+        found.append(tu_dataset(NAME, tmp_path / str(number)))
+    for given in found:
+        assert [graph.num_nodes for graph in given.graphs] == [3, 3, 1]
+        assert [graph.num_edges for graph in given.graphs] == [3, 1, 0]
+        assert given.graphs[1].to_scipy().toarray().tolist() == [[0, 0, 1], [0, 0, 0], [1, 0, 0]]
+        assert (given.labels.tolist(), given.classes) == ([1, 0, 1], ("-1", "1"))
+        assert given.features[1].tolist() == [[1, 0, 0], [0, 0, 1], [0, 1, 0]]
+
+
+def test_is_what_pyg_reads(tmp_path):
+    folder = write(tmp_path)
+    data, slices, _ = read_tu_data(str(folder), NAME)
+    ours = tu_dataset(NAME, tmp_path, attributes=True)
+    x = torch.cat(ours.features)
+    labels = data.x[:, 2:]  # attributes, then labels, one column for each number up to the largest
+    torch.testing.assert_close(x[:, :3], labels[:, labels.sum(dim=0) > 0])
+    raw = data.x[:, :1]
+    torch.testing.assert_close(x[:, 3:4], (raw - raw.mean()) / raw.std(correction=0))
+    # A column that is constant says nothing.
+    assert not x[:, 4].any()
+    edges = sum(graph.to_edge_index()[0].shape[1] for graph in ours.graphs)
+    assert edges == data.edge_index.shape[1]
+    assert slices["x"].tolist() == [0, 3, 6, 7]
+
+
+def test_degrees_are_one_hot_up_to_a_cap_or_logarithms(tmp_path):
+    write(tmp_path, leave_out="node_labels")
+    assert torch.cat(tu_dataset(NAME, tmp_path).features).tolist() == [[1.0]] * 7
+    one_hot = torch.cat(tu_dataset(NAME, tmp_path, degree="one-hot").features)
+    assert one_hot.argmax(dim=1).tolist() == [2, 2, 2, 1, 0, 1, 0]
+    capped = torch.cat(tu_dataset(NAME, tmp_path, degree="one-hot", max_degree=1).features)
+    assert capped.argmax(dim=1).tolist() == [1, 1, 1, 1, 0, 1, 0]
+    degrees = np.log1p([2, 2, 2, 1, 0, 1, 0])
+    logs = torch.cat(tu_dataset(NAME, tmp_path, degree="log").features)[:, 0]
+    np.testing.assert_allclose(logs, (degrees - degrees.mean()) / degrees.std(), rtol=1e-6)
+    for options, message in (
+        ({"degree": "log2"}, "`degree` must be"),
+        ({"degree": "one-hot", "max_degree": 0}, "max_"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            tu_dataset(NAME, tmp_path, **options)
+
+
+@pytest.mark.parametrize("kind", ["A", "graph_indicator", "graph_labels"])
+def test_missing_files_are_named(tmp_path, kind):
+    write(tmp_path, leave_out=kind)
+    with pytest.raises(MissingDataError, match=rf"'TINY' needs .*TINY_{kind}.txt.*TOPOMASK_DATA"):
+        tu_dataset(NAME, tmp_path)
+
+
+def test_a_set_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(MissingDataError, match=r"'DD' needs DD.zip or DD/DD_A.txt in .*tudataset, but"):
+        tu_dataset("DD", tmp_path)
+    write(tmp_path, leave_out="node_attributes")
+    with pytest.raises(MissingDataError, match=r"TINY_node_attributes.txt"):
+        tu_dataset(NAME, tmp_path, attributes=True)
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "message"),
+    [
+        ("A", "1, 2\n2, 1\n2,", r"TINY_A.txt in .* has 5 numbers in 3 lines: it is cut off"),
+        ("A", "1, 2\n2, x\n", r"TINY_A.txt in .* has something that is no number"),
+        ("A", "1\n2\n", "must have two numbers per line"),
+        ("A", "", "has 0 numbers in 0 lines: it is cut off"),
+        ("A", "1, 9\n", "has edges of node 9, but there are 7 nodes"),
+        ("A", "0, 1\n", "nodes, from 1"),
+        ("A", "3, 4\n", r"Edge \(3, 4\) of TINY_A.txt in .* joins two graphs"),
+        ("graph_labels", "1\n-1\n", "labels of 2 graphs and nodes of 3: a file is cut off"),
+        ("graph_indicator", "1\n1\n3\n", "must number graphs 1, 2, 3"),
+        ("node_labels", "0\n1\n", "TINY_node_labels.txt in .* has 2 lines for 7 nodes: a file is cut off"),
+    ],
+)
+def test_files_that_are_cut_off_are_named(tmp_path, kind, text, message):
+    write(tmp_path, **{kind: text})
+    with pytest.raises(ValueError, match=message):
+        tu_dataset(NAME, tmp_path)
+
+
+def test_archives_that_are_cut_off_are_named(tmp_path):
+    folder = write(tmp_path / "a", A="1, 2\n" * 5000)
+    place = tmp_path / "b" / "tudataset"
+    place.mkdir(parents=True)
+    whole = zip_folder(folder, place / f"{NAME}.zip").read_bytes()
+    (place / f"{NAME}.zip").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ValueError, match=r"TINY.zip is no whole zip archive"):
+        tu_dataset(NAME, tmp_path / "b")
+    with zipfile.ZipFile(place / f"{NAME}.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        for file in folder.iterdir():
+            archive.write(file, file.name)
+    damaged = bytearray((place / f"{NAME}.zip").read_bytes())
+    with zipfile.ZipFile(place / f"{NAME}.zip") as archive:
+        start = archive.getinfo(f"{NAME}_A.txt").header_offset + 30 + len(f"{NAME}_A.txt")
+    damaged[start + 4 : start + 12] = b"\xff" * 8
+    (place / f"{NAME}.zip").write_bytes(damaged)
+    with pytest.raises(ValueError, match=r"TINY_A.txt in .* breaks off"):
+        tu_dataset(NAME, tmp_path / "b")
+
+
+def test_a_known_set_with_too_few_graphs_is_refused(tmp_path, monkeypatch):
+    write(tmp_path)
+    monkeypatch.setitem(TU_SETS, NAME, TUEntry(5, 2))
+    with pytest.raises(ValueError, match=r"has 3 graphs in 2 classes, but TINY has 5 in 2: a file is cut off"):
+        tu_dataset(NAME, tmp_path)
+
+
+def test_folds_are_read_and_verified(tmp_path):
+    place = tmp_path / "splits"
+    place.mkdir()
+    folds = [{"train": [2, 0], "validation": [3], "test": [1]}, {"train": [1], "validation": [2], "test": [3, 0]}]
+    file = place / f"{NAME}.json"
+    file.write_text(json.dumps(folds))
+    found = fair_splits(NAME, 4, tmp_path)
+    assert [fold.train.tolist() for fold in found] == [[2, 0], [1]]
+    assert (found[1].val.tolist(), found[1].test.tolist()) == ([2], [3, 0])
+    with pytest.raises(ValueError, match=r"Fold 0 of .*TINY.json does not have each of the 5 graphs once"):
+        fair_splits(NAME, 5, tmp_path)
+    for text in ('[{"train": [1]}]', '[{"tra', "3"):
+        file.write_text(text)
+        with pytest.raises(ValueError, match=r"TINY.json is no list of folds"):
+            fair_splits(NAME, 4, tmp_path)
+    with pytest.raises(MissingDataError, match=r"'splits of DD' needs DD.json"):
+        fair_splits("DD", root=tmp_path)
