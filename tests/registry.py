@@ -203,6 +203,13 @@ def diffusion_single_node() -> tm.Mask:
 
 
 @enrol
+def diffusion_batch() -> tm.Mask:
+    """Blocks of several sizes, with negative entries."""
+    graph = tm.Graph.batch([signed_graph(), tm.path_graph(1), ragged_graph(), signed_graph()])
+    return tm.DiffusionMask(graph, "laplacian", time=[0.3, 1.2], num_heads=2).double()
+
+
+@enrol
 def prefix_diffusion() -> tm.Mask:
     return tm.PrefixMask(tm.DiffusionMask(ragged_graph(), "laplacian", [0.3, 2.0], num_heads=2).double())
 

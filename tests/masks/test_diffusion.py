@@ -408,3 +408,25 @@ def test_walks_on_batches_and_signed_graphs():
         tm.DiffusionMask(loop).by_walks()
     empty = tm.DiffusionMask(tm.Graph.from_edges([], 3)).by_walks(seed=0)
     torch.testing.assert_close(empty.to_dense()[0], torch.eye(3))
+
+
+def test_blocks_of_a_batch_are_found_at_once(monkeypatch):
+    """Softmax attention on many small graphs forms no matrix of all pairs of nodes."""
+    graphs = [tm.cycle_graph(3 + k % 5) for k in range(40)]
+    mask = tm.DiffusionMask(tm.Graph.batch(graphs), num_heads=2)
+    monkeypatch.setattr(tm.DiffusionMask, "to_dense", None)
+    q = torch.randn(2, mask.num_queries, 4, requires_grad=True)
+    out = tm.masked_softmax_attention(q, q, q, mask)
+    monkeypatch.undo()
+    assert mask.num_pairs_bound == 2 * sum(graph.num_nodes**2 for graph in graphs)
+    torch.testing.assert_close(out, tm.masked_softmax_attention(q, q, q, mask, strategy="dense"), rtol=1e-4, atol=1e-5)
+    compiled = torch.compile(lambda q: tm.masked_softmax_attention(q, q, q, mask), fullgraph=True, backend="aot_eager")
+    found = [torch.autograd.grad(x.square().sum(), [q, mask.log_time]) for x in (compiled(q), out)]
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs)
+    # One large graph, or one among small ones, stays dense.
+    assert mask.on(tm.cycle_graph(9)).num_pairs_bound is None
+    large = tm.Graph.batch([tm.path_graph(5000), *graphs])
+    assert mask.on(large).num_pairs_bound is None
+    with pytest.raises(ValueError, match="no sparse entries"):
+        mask.on(large).entries()

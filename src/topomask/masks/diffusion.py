@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
 import torch
@@ -12,14 +12,21 @@ from scipy.special import pdtrc
 from torch import Tensor, nn
 
 from topomask.graph import Graph
+from topomask.masks.base import Entries
 from topomask.masks.graph_mask import GraphMask
 from topomask.masks.graph_operator import Operator, make_operator, walk_graph
 from topomask.masks.walk import WalkMask
 from topomask.modulation import positive_per_head
+from topomask.ops import segments
+from topomask.ops.blocks import block_pattern
 from topomask.ops.diffusion import count_terms, diffuse
+from topomask.ops.sparse_product import Pattern
 
 # Truncation error where a product is taken to be exact.
 _EXACT = torch.finfo(torch.float64).eps
+
+# Numbers that are formed at a time to find the blocks of a batch of graphs: 256 MB.
+_MAX_BLOCK_ENTRIES = 1 << 25
 
 
 class DiffusionMask(GraphMask):
@@ -93,6 +100,8 @@ class DiffusionMask(GraphMask):
             )
         super()._bind(graph)
         self._operator = make_operator(graph, self.operator)
+        self._sizes = np.bincount(graph.graph_index, minlength=graph.num_graphs).tolist()
+        self._kept_blocks: _Blocks | None = None
 
     def time(self) -> Tensor:
         r"""The diffusion time :math:`\lambda`, [H]."""
@@ -144,11 +153,39 @@ class DiffusionMask(GraphMask):
 
     def to_dense(self) -> Tensor:
         """M, [H, N, N], to double precision whatever that of the parameters; entries below its errors are 0."""
-        eye = torch.eye(self.num_keys, dtype=torch.float64, device=self.log_time.device)
-        dense = self._act(eye.expand(self.num_heads, -1, -1), self.time(), _EXACT)
+        return self._exact(torch.eye(self.num_keys, dtype=torch.float64, device=self.log_time.device))
+
+    def _exact(self, x: Tensor) -> Tensor:
+        dense = self._act(x.expand(self.num_heads, -1, -1), self.time(), _EXACT)
         # Without those a nonnegative mask is nonnegative.
         dense = dense.masked_fill(dense.detach().abs() <= self._rounding(), 0.0)
         return dense.to(torch.promote_types(self.log_time.dtype, torch.float32))
+
+    @property
+    def num_pairs_bound(self) -> int | None:
+        """Pairs of nodes of the same graph, where there are many small graphs; else M is taken for dense."""
+        if self.num_graphs == 1 or self.num_heads * self.num_keys * max(self._sizes) > _MAX_BLOCK_ENTRIES:
+            return None
+        return self.num_heads * sum(size**2 for size in self._sizes)
+
+    def pattern(self) -> Pattern:
+        """The blocks of the graphs of a batch, per head."""
+        return super().pattern() if self.num_pairs_bound is None else _constant_blocks(self).pattern
+
+    def entries(self) -> Entries:
+        """The blocks of the graphs of a batch. All are found at once, by as many products as the largest has nodes."""
+        return super().entries() if self.num_pairs_bound is None else self._keep("entries", self._entries)
+
+    def _entries(self) -> Entries:
+        values = self._block_values()
+        magnitude = self.magnitude()
+        return Entries(self.pattern(), values, values if magnitude is self else magnitude._block_values())
+
+    def _block_values(self) -> Tensor:
+        _, places, where = _constant_blocks(self)
+        # Graphs do not mix, so one column may ask each of them for one of its nodes.
+        found = self._exact(nn.functional.one_hot(places, max(self._sizes)).double())  # [H, N, largest]
+        return found.flatten(1).index_select(1, where).flatten()
 
     def product_noise(self, x: Tensor) -> Tensor:
         """The error of a product, [..., H, N, C], measured: see :meth:`Mask.product_noise`.
@@ -262,16 +299,41 @@ class DiffusionMask(GraphMask):
 
     @property
     def refresh_cost(self) -> int:
-        """That of a product: a dense matrix is formed by products."""
-        return 0 if self._is_frozen() else self.product_cost
+        """That of a product, since a dense matrix is formed by products; that of all products that form blocks."""
+        if self._is_frozen():
+            return 0
+        # A multiply-add of a product takes a twentieth of what an entry takes that is formed of walks.
+        return self.product_cost * (1 if self.num_pairs_bound is None else max(1, max(self._sizes) // 20))
 
     def _move(self, device: torch.device, dtype: torch.dtype) -> None:
         super()._move(device, dtype)
         self._operator = self._operator.to(device)
+        self._kept_blocks = None
 
     def extra_repr(self) -> str:
         """Shown when the module is printed."""
         return f"{super().extra_repr()}, operator={self.operator!r}"
+
+
+class _Blocks(NamedTuple):
+    """The blocks of a batch of graphs."""
+
+    pattern: Pattern  # per head, [H * N, H * N]
+    places: Tensor  # place of every node in its graph, [N]
+    where: Tensor  # where the entries of one head are in [N, nodes of the largest graph], flat
+
+
+@torch.compiler.assume_constant_result
+def _constant_blocks(mask: DiffusionMask) -> _Blocks:
+    """Made once. The graph is frozen, so the compiler need not look into how they come about."""
+    if mask._kept_blocks is None:
+        with torch.inference_mode(False):
+            sizes = torch.tensor(mask._sizes, device=mask._probe.device)
+            places = segments.ranges(torch.zeros_like(sizes), sizes)
+            starts = torch.arange(len(places), device=places.device) * max(mask._sizes)
+            where = segments.ranges(starts, sizes.repeat_interleave(sizes))
+            mask._kept_blocks = _Blocks(block_pattern(sizes.repeat(mask.num_heads)), places, where)
+    return mask._kept_blocks
 
 
 @torch.compiler.assume_constant_result

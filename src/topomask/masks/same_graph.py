@@ -11,8 +11,8 @@ from torch import Tensor
 from topomask.graph import Graph
 from topomask.masks.base import Entries
 from topomask.masks.graph_mask import GraphMask
-from topomask.ops import segments
-from topomask.ops.sparse_product import Pattern, make_pattern
+from topomask.ops.blocks import block_pattern
+from topomask.ops.sparse_product import Pattern
 
 
 class SameGraphMask(GraphMask):
@@ -89,10 +89,7 @@ class SameGraphMask(GraphMask):
     def _pattern(self) -> Pattern:
         if self._pairs is None:
             with torch.inference_mode(False):
-                starts, sizes = segments.pointers(self._sizes)[:-1], self._sizes
-                counts, starts = sizes.repeat_interleave(sizes), starts.repeat_interleave(sizes)
-                columns = segments.ranges(starts, counts).to(segments.index_type(self.num_keys))
-                self._pairs = make_pattern(segments.pointers(counts), columns, self.num_keys)
+                self._pairs = block_pattern(self._sizes)
         return self._pairs
 
     def entries(self) -> Entries:
