@@ -395,3 +395,17 @@ def test_long_walks_are_saved_and_loaded(max_length):
     features = tm.sample_features(tm.cycle_graph(5), num_walks=1, max_length=max_length)
     again = WalkFeatures.from_state(features.state())
     assert again.fingerprint == features.fingerprint
+
+
+@pytest.mark.parametrize("num_heads", [1, 3])
+def test_the_features_of_a_batch_are_split_into_those_of_its_graphs(num_heads):
+    parts = [tm.path_graph(1), tm.cycle_graph(5), tm.Graph.from_edges([[], []], num_nodes=2), tm.grid_graph(3, 4)]
+    options = {"num_walks": 3, "max_length": 4, "num_heads": num_heads, "seed": 3}
+    batch = tm.sample_features(tm.Graph.batch(parts), **options)
+    for found, part in zip(batch.split([graph.num_nodes for graph in parts]), parts, strict=True):
+        assert_same(found, tm.sample_features(part, **options))
+        assert {name: x.dtype for name, x in found.state().items()} == {
+            name: x.dtype for name, x in tm.sample_features(part, **options).state().items()
+        }
+    with pytest.raises(ValueError, match="`sizes` must add up to the 20 nodes of the batch"):
+        batch.split([1, 5])

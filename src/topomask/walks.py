@@ -189,6 +189,39 @@ class WalkFeatures:
                 weighting=features[0].weighting,
             )
 
+    def split(self, sizes: Sequence[int]) -> list[Self]:
+        """The features of every graph of a batch, given how many nodes each has: undoes :meth:`batch`."""
+        ends = np.cumsum([0, *sizes])
+        if not self.num_rows == self.num_columns == ends[-1]:
+            raise ValueError(
+                f"`sizes` must add up to the {self.num_columns} nodes of the batch, each with a row, but add up to "
+                f"{ends[-1]}, and there are {self.num_rows} rows."
+            )
+        row_ptr, columns, entry_ptr, lengths, loads = (tensor.cpu().numpy() for tensor in self._tensors().values())
+        heads = np.arange(self.num_heads)[:, None] * self.num_rows
+        pair_ends = row_ptr[heads + ends]  # [H, graphs + 1]
+        entry_ends = entry_ptr[pair_ends]
+        counts, entry_counts = np.diff(row_ptr), np.diff(entry_ptr)
+        row_ends = heads + ends
+        device = self.loads.device
+
+        def piece(values: Array, cuts: Array, number: int) -> Tensor:
+            return torch.from_numpy(np.concatenate([values[a:b] for a, b in cuts[:, number : number + 2]])).to(device)
+
+        with torch.inference_mode(False):
+            return [
+                replace(
+                    self,
+                    row_ptr=segments.pointers(piece(counts, row_ends, k)),
+                    columns=(piece(columns, pair_ends, k) - int(ends[k])).to(segments.index_type(size)),
+                    entry_ptr=_narrow(segments.pointers(piece(entry_counts, pair_ends, k))),
+                    lengths=piece(lengths, entry_ends, k),
+                    loads=piece(loads, entry_ends, k),
+                    num_columns=int(size),
+                )
+                for k, size in enumerate(sizes)
+            ]
+
     def _arrays(self) -> tuple[list[Array], list[list[slice]]]:
         """Columns per row, columns, entries per column, lengths and loads; and where every head is in each."""
         row_ptr, columns, entry_ptr, lengths, loads = (tensor.cpu().numpy() for tensor in self._tensors().values())

@@ -49,9 +49,13 @@ def test_walks_are_sampled_once_per_graph_and_shared_by_masks_of_one_recipe(monk
         found = [views.on(mask, graph, parts) for mask in (first, second)]
         assert found[0]._walks is found[1]._walks
         assert not torch.equal(found[0].to_dense(), found[1].to_dense())
-    assert sampled == [GRAPHS[k] for k in (0, 1, 3)]
-    views.on(other, graph, parts)
-    assert sampled[3:] == [GRAPHS[1], GRAPHS[0]]
+    # The first batch, all at once, and then nothing.
+    assert [graph.num_graphs for graph in sampled] == [3]
+    parts = [GRAPHS[2], GRAPHS[1], GRAPHS[2]]
+    views.on(first, tm.Graph.batch(parts), parts)
+    assert [graph.num_nodes for graph in sampled[1:]] == [2]
+    views.on(other, graph, [GRAPHS[1], GRAPHS[0]])
+    assert sampled[2] is graph
 
 
 def test_the_graph_asked_for_last_is_bound_once_and_others_are_let_go():

@@ -81,10 +81,20 @@ class MaskViews:
                 f"`parts` must be the graphs of the batch, but have {num_nodes} nodes where it has "
                 f"{graph.num_nodes}. Pass what Graph.batch was called with."
             )
-        found = [self.walks(recipe, part) for part in parts]
-        sides = [walks if isinstance(walks, tuple) else (walks,) for walks in found]
-        joined = [WalkFeatures.batch(side) for side in zip(*sides, strict=True)]
-        return joined[0] if len(joined) == 1 else (joined[0], joined[1])
+        # By identity, which is how graphs are told apart: one may come twice.
+        new = list({part: None for part in parts if recipe not in self._walks.get(part, ())})
+        if new:
+            # All at once: what is to be done around the walks of one small graph takes longer than they do.
+            together = graph if new == list(parts) else Graph.batch(new)
+            sampled = recipe.sample(together)
+            sizes = [part.num_nodes for part in new]
+            sides = [side.split(sizes) for side in _sides(sampled)]
+            for part, *walks in zip(new, *sides, strict=True):
+                self._walks.setdefault(part, {})[recipe] = _features(walks)
+            if together is graph:
+                return sampled
+        found = [_sides(self._walks[part][recipe]) for part in parts]
+        return _features([WalkFeatures.batch(side) for side in zip(*found, strict=True)])
 
     def __deepcopy__(self, memo: dict[int, Any]) -> MaskViews:
         """Empty: what is kept belongs to the masks it was made for."""
@@ -95,3 +105,12 @@ class MaskViews:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.clear()
+
+
+def _sides(walks: Features) -> tuple[WalkFeatures, ...]:
+    """Those of the queries, and those of the keys where they have their own."""
+    return walks if isinstance(walks, tuple) else (walks,)
+
+
+def _features(sides: list[WalkFeatures]) -> Features:
+    return sides[0] if len(sides) == 1 else (sides[0], sides[1])
