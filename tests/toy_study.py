@@ -38,6 +38,9 @@ class Toy:
             note.write("x")
         return Outcome({"accuracy": self.level + 0.001 * self.train.seed**2, "loss": 1.0}, 2.0 + self.train.seed)
 
+    def measure(self, outcome):
+        return outcome.metrics | {"val_accuracy": 1 - self.level}
+
 
 STUDY = Study(
     title="Table 9: toys",

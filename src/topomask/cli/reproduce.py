@@ -18,7 +18,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "are printed beside ours."
     )
     parser.add_argument(
-        "study", help="digits, fig3, table1, table1-tiny-imagenet, table3, fig6, table4, interlacer, theory"
+        "study",
+        help="digits, fig3, table1, table1-tiny-imagenet, table3, fig6, table4, interlacer, theory, gkat-bio, "
+        "gkat-social, motifs, nodes, or one of the tables of the last four: see topomask list studies",
     )
     parser.add_argument(
         "overrides", nargs="*", metavar="field=value", help="fields to change; needs --results and --runs"
@@ -46,22 +48,25 @@ def run(options: argparse.Namespace) -> None:
 
     from topomask.recipes.pages import to_html, to_text
     from topomask.recipes.plots import write_content
-    from topomask.recipes.reproduce.registry import reproduce
+    from topomask.recipes.reproduce.registry import reproduce, studies_of
 
     if options.threads is not None:
         torch.set_num_threads(options.threads)
-    section = reproduce(
-        options.study,
-        options.results,
-        options.runs,
-        overrides=options.overrides,
-        seeds=None if options.seeds is None else _seeds(options.seeds),
-        only=[] if options.only is None else options.only.split(","),
-        show=options.show,
-    )
-    print(to_text(section))
+    sections = []
+    for name in studies_of(options.study):
+        section = reproduce(
+            name,
+            options.results,
+            options.runs,
+            overrides=options.overrides,
+            seeds=None if options.seeds is None else _seeds(options.seeds),
+            only=[] if options.only is None else options.only.split(","),
+            show=options.show,
+        )
+        print(to_text(section))
+        sections.append(section)
     if options.report is not None:
-        page = to_html(section.title, [section])
+        page = to_html(sections[0].title if len(sections) == 1 else options.study, sections)
         write_content(options.report, page.encode())
         print(f"written: {options.report}")
 

@@ -34,6 +34,7 @@ class NodeEntry:
         metric: What is reported of it.
         scaling: What is done to its features.
         sparse: Whether features are kept sparse.
+        num_splits: Splits that it is published with.
         summary: What it is, in a few words.
     """
 
@@ -41,6 +42,7 @@ class NodeEntry:
     metric: Literal["accuracy", "roc_auc"] = "accuracy"
     scaling: Scaling = "none"
     sparse: bool = True
+    num_splits: int = 1
     summary: str = ""
 
 
@@ -49,8 +51,12 @@ NODE_SETS: dict[str, NodeEntry] = {
     "coauthor-cs": NodeEntry(18_333, scaling="binary", summary="18,333 authors in 15 fields"),
     "coauthor-physics": NodeEntry(34_493, scaling="binary", summary="34,493 authors in 5 fields"),
     "cora": NodeEntry(2708, scaling="row", summary="2,708 papers in 7 classes, public split"),
-    "minesweeper": NodeEntry(10_000, "roc_auc", sparse=False, summary="a grid of 10,000 cells, some with mines"),
-    "tolokers": NodeEntry(11_758, "roc_auc", sparse=False, summary="11,758 workers, some of them banned"),
+    "minesweeper": NodeEntry(
+        10_000, "roc_auc", sparse=False, num_splits=10, summary="a grid of 10,000 cells, some with mines"
+    ),
+    "tolokers": NodeEntry(
+        11_758, "roc_auc", sparse=False, num_splits=10, summary="11,758 workers, some of them banned"
+    ),
 }
 
 

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from topomask.extras import need
 from topomask.graph import Graph
 from topomask.models.graph_transformer import check_features
-from topomask.nn import GraphReadout, SparseRows
+from topomask.nn import MLP, GraphReadout, SparseRows
 from topomask.nn.readout import Readout
 from topomask.nn.sparse_rows import apply_linear, drop_features
 
@@ -40,6 +40,8 @@ class GraphNetwork(nn.Module):
         dropout: Probability to drop a number between layers; for ``"gat"``, also an edge.
         input_dropout: Probability to drop an input feature.
         encoder: Put a linear layer in front, for sparse features with many columns. Without it these are made dense.
+        residual: A linear layer in front, and every layer with a norm before and a perceptron behind it, beside a
+            residual, as in Platonov et al. (2023). ``"gcn"`` and ``"gat"`` only; ``norm`` is then ``"layer"``.
 
     Example:
         >>> import torch, topomask as tm
@@ -48,7 +50,7 @@ class GraphNetwork(nn.Module):
         torch.Size([5, 3])
 
     References:
-        Kipf and Welling (2017); Velickovic et al. (2018); Wu et al. (2019); Xu et al. (2019).
+        Kipf and Welling (2017); Velickovic et al. (2018); Wu et al. (2019); Xu et al. (2019); Platonov et al. (2023).
     """
 
     encoder: nn.Linear | None
@@ -67,6 +69,7 @@ class GraphNetwork(nn.Module):
         dropout: float = 0.0,
         input_dropout: float = 0.0,
         encoder: bool = False,
+        residual: bool = False,
     ) -> None:
         super().__init__()
         if layer not in get_args(Layer):
@@ -75,11 +78,18 @@ class GraphNetwork(nn.Module):
             raise ValueError(f"`norm` must be one of {tuple(_NORMS)}, but is {norm!r}.")
         if depth < 1:
             raise ValueError(f"`depth` must be at least 1, but is {depth}.")
+        if residual and (layer not in ("gcn", "gat") or norm != "layer"):
+            raise ValueError(
+                f"`residual` is for layers 'gcn' and 'gat' with norm 'layer', but these are {layer!r} and {norm!r}."
+            )
         self.in_features, self.layer, self.dropout, self.input_dropout = in_features, layer, dropout, input_dropout
-        self.encoder = nn.Linear(in_features, dim) if encoder else None
+        self.encoder = nn.Linear(in_features, dim) if encoder or residual else None
         width = dim if encoder else in_features
         out = num_classes if readout == "node" else None
-        self.network = _network(layer, width, dim, depth, out, dropout, _NORMS[norm], num_heads)
+        if residual:
+            self.network: nn.Module = _ResidualNetwork(layer, dim, depth, out, dropout, num_heads)
+        else:
+            self.network = _network(layer, width, dim, depth, out, dropout, _NORMS[norm], num_heads)
         self.readout = GraphReadout(readout, dim)
         self.head = None if readout == "node" else nn.Linear(dim, num_classes)
 
@@ -98,6 +108,31 @@ class GraphNetwork(nn.Module):
         return self.head(F.dropout(self.readout(tokens, graph), self.dropout, self.training))
 
 
+class _ResidualNetwork(nn.Module):
+    """Layers of PyG, each with a norm before it, a perceptron behind it, and a residual beside both."""
+
+    def __init__(self, layer: Layer, dim: int, depth: int, out: int | None, dropout: float, num_heads: int) -> None:
+        super().__init__()
+        pyg = need("torch_geometric.nn", "PyG", "pyg", f"The baseline {layer!r}")
+        if dim % num_heads:
+            raise ValueError(f"`dim` must be a multiple of `num_heads`={num_heads}, but is {dim}.")
+        self.norms = nn.ModuleList(nn.LayerNorm(dim) for _ in range(depth))
+        self.layers = nn.ModuleList(
+            pyg.GCNConv(dim, dim) if layer == "gcn" else pyg.GATConv(dim, dim // num_heads, num_heads)
+            for _ in range(depth)
+        )
+        self.perceptrons = nn.ModuleList(MLP(dim, 2 * dim) for _ in range(depth))
+        self.dropout = nn.Dropout(dropout)
+        self.norm = nn.LayerNorm(dim)
+        self.head = nn.Identity() if out is None else nn.Linear(dim, out)
+
+    def forward(self, x: Tensor, edge_index: Tensor, **weighted: Tensor) -> Tensor:
+        """Tokens, or classes, of all nodes."""
+        for norm, layer, perceptron in zip(self.norms, self.layers, self.perceptrons, strict=True):
+            x = x + self.dropout(perceptron(self.dropout(layer(norm(x), edge_index, **weighted))))
+        return self.head(self.norm(x))
+
+
 @dataclass(frozen=True)
 class GraphNetworkConfig:
     """The arguments of :class:`GraphNetwork` as data. What is None is taken from the data.
@@ -114,6 +149,7 @@ class GraphNetworkConfig:
         dropout: Probability to drop a number between layers.
         input_dropout: Probability to drop an input feature.
         encoder: Put a linear layer in front.
+        residual: Every layer with a norm, a perceptron and a residual.
     """
 
     in_features: int | None = None
@@ -127,6 +163,7 @@ class GraphNetworkConfig:
     dropout: float = 0.0
     input_dropout: float = 0.0
     encoder: bool = False
+    residual: bool = False
 
     def build(self) -> GraphNetwork:
         """The model."""

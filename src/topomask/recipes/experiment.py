@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Self
+from typing import Any, ClassVar, Self
 
 from torch import nn
 
-from topomask.data import Batches
-from topomask.train import Result, Task, TrainConfig, load_weights, run
+from topomask.train import Epochs, Result, Task, TrainConfig, evaluate, find_checkpoint, load_weights, run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,6 +23,9 @@ class Experiment(ABC):
         train: The optimiser, the length of the run, and its seed.
         start: A checkpoint whose weights are taken, apart from those of the head; none starts anew.
     """
+
+    # A split that is looked at once, with the weights that were best on what is held out.
+    final_split: ClassVar[str | None] = None
 
     recipe: str
     train: TrainConfig = field(default_factory=TrainConfig)
@@ -36,12 +40,12 @@ class Experiment(ABC):
     def fitted(self) -> Self:
         """The same with everything filled in that the data decides."""
 
-    @abstractmethod
     def build(self) -> nn.Module:
         """The model, not yet trained."""
+        return self.model.build()  # type: ignore[attr-defined]
 
     @abstractmethod
-    def batches(self, split: str) -> Batches:
+    def batches(self, split: str) -> Epochs | Sequence[Any]:
         """Batches of a split: shuffled and augmented for training, plain otherwise."""
 
     @abstractmethod
@@ -73,8 +77,34 @@ class Experiment(ABC):
             fallback=fallback,
         )
 
+    def measure(self, result: Result) -> dict[str, float]:
+        """What counts of a run: its last evaluation, since nothing was chosen by what is held out.
+
+        Where a split is kept for the end, the metrics of the best weights on it, with those by which they were chosen.
+        """
+        if self.final_split is None:
+            return result.metrics
+        whole = self.fitted()
+        model = whole.build()
+        load_weights(model, find_checkpoint(result.folder))
+        found = evaluate(model, whole.batches(self.final_split), whole.task(), precision=self.train.precision)
+        return found | {f"{self.held_out}_{name}": value for name, value in result.best.items()}
+
     def _start_model(self) -> nn.Module:
         model = self.build()
         if self.start is not None:
             load_weights(model, self.start, except_prefix="head.")
         return model
+
+
+def fill(model: Any, **found: Any) -> Any:
+    """A config with the fields that are None filled in; a ValueError where one says something else."""
+    for name, value in found.items():
+        given = getattr(model, name)
+        if given is not None and given not in (value, _pair(value)):
+            raise ValueError(f"`model.{name}` is {given}, but the data has {value}. Leave it out, or take other data.")
+    return dataclasses.replace(model, **found)
+
+
+def _pair(size: Any) -> Any:
+    return (size, size) if isinstance(size, int) else size

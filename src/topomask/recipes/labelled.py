@@ -10,11 +10,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Self
 
-from torch import nn
-
 from topomask.data import ENTRIES, Augment, Batches, LabelledSet, data_root, load
 from topomask.models import VideoTransformerConfig, VisionTransformerConfig
-from topomask.recipes.experiment import Experiment
+from topomask.recipes.experiment import Experiment, fill
 from topomask.train import Classification, Task
 
 
@@ -131,10 +129,6 @@ class LabelledExperiment(Experiment):
     def _fit_model(self, found: LabelledSet) -> Self:
         """The same with what the data decides of the model."""
 
-    def build(self) -> nn.Module:
-        """The model, not yet trained."""
-        return self.model.build()  # type: ignore[attr-defined]
-
     def augment(self) -> Augment:
         """What happens to training examples."""
         assert self.facts is not None, "fitted() comes first"
@@ -188,18 +182,5 @@ class VideoExperiment(LabelledExperiment):
         return replace(self, model=fill(self.model, **shape, num_classes=found.num_classes))
 
 
-def fill(model: Any, **found: Any) -> Any:
-    """A config with the fields that are None filled in; a ValueError where one says something else."""
-    for name, value in found.items():
-        given = getattr(model, name)
-        if given is not None and given not in (value, _pair(value)):
-            raise ValueError(f"`model.{name}` is {given}, but the data has {value}. Leave it out, or take other data.")
-    return dataclasses.replace(model, **found)
-
-
 def _square(height: int, width: int) -> int | tuple[int, int]:
     return height if height == width else (height, width)
-
-
-def _pair(size: Any) -> Any:
-    return (size, size) if isinstance(size, int) else size

@@ -6,8 +6,6 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Self
 
-from torch import nn
-
 from topomask.data import Batches, ParticleSet
 from topomask.models import InterlacerConfig
 from topomask.recipes.experiment import Experiment
@@ -55,10 +53,6 @@ class ParticleExperiment(Experiment):
     def fitted(self) -> Self:
         """The same: nothing depends on the data."""
         return self
-
-    def build(self) -> nn.Module:
-        """The Interlacer, not yet trained."""
-        return self.model.build()
 
     def batches(self, split: str) -> Batches:
         """Windows of a split: one frame ahead in training unless told otherwise, six in evaluation."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from torch import nn
 
 from topomask.config import from_dict
-from topomask.recipes import images, particles, videos
+from topomask.recipes import graphs, images, nodes, particles, videos
 from topomask.recipes.experiment import Experiment
 from topomask.recipes.names import look_up
 from topomask.train import evaluate, find_checkpoint, load_weights, read_checkpoint
@@ -26,6 +26,11 @@ RECIPES: dict[str, Callable[[], Experiment]] = {
     "moving-digits": videos.moving_digits,
     "video-folder": videos.video_folder,
     "particles": particles.particles,
+    "graphs": graphs.graphs,
+    "graphs-baseline": graphs.graphs_baseline,
+    "motif": graphs.motif,
+    "nodes": nodes.nodes,
+    "nodes-baseline": nodes.nodes_baseline,
 }
 
 

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
+from topomask.data import MOTIFS, NODE_SETS
 from topomask.recipes.names import look_up
 from topomask.recipes.pages import Section
-from topomask.recipes.reproduce import computed, dynamics, images
+from topomask.recipes.reproduce import computed, dynamics, graph_tables, images, node_tables
 from topomask.recipes.reproduce.computed import Computation
 from topomask.recipes.reproduce.pictures import draw_study
 from topomask.recipes.reproduce.results import ResultFolder, RunResult
 from topomask.recipes.reproduce.study import Study, run_study, summarize
 from topomask.train.run_folder import versions
+
+_GRAPHS = {f"gkat-{name.lower()}": partial(graph_tables.gkat, name) for name in graph_tables.BIO + graph_tables.SOCIAL}
+_MOTIFS = {f"motif-{name}": partial(graph_tables.motif, name) for name in MOTIFS}
+_NODES = {f"nodes-{name}": partial(node_tables.nodes, name) for name in NODE_SETS}
 
 STUDIES: dict[str, Callable[[], Study] | Callable[[], Computation]] = {
     "digits": images.digits,
@@ -25,7 +31,23 @@ STUDIES: dict[str, Callable[[], Study] | Callable[[], Computation]] = {
     "table4": dynamics.table4,
     "interlacer": dynamics.interlacer,
     "theory": computed.theorems,
+    **_GRAPHS,
+    **_MOTIFS,
+    **_NODES,
 }
+# Several of them by one name.
+GROUPS: dict[str, tuple[str, ...]] = {
+    "gkat-bio": tuple(f"gkat-{name.lower()}" for name in graph_tables.BIO),
+    "gkat-social": tuple(f"gkat-{name.lower()}" for name in graph_tables.SOCIAL),
+    "motifs": tuple(_MOTIFS),
+    "nodes": tuple(_NODES),
+}
+
+
+def studies_of(name: str) -> tuple[str, ...]:
+    """The studies of a group, or the one of this name."""
+    look_up(dict.fromkeys((*GROUPS, *STUDIES)), "study", name)
+    return GROUPS.get(name, (name,))
 
 
 def reproduce(

@@ -28,12 +28,19 @@ class Cell:
         label: What it is.
         experiment: What is run for it.
         paper: The paper's value, on the paper's data.
+        alternatives: Other configurations of it; for every seed, the study says by what one of all is chosen.
     """
 
     name: str
     label: str
     experiment: Experiment
     paper: str = NOT_AVAILABLE
+    alternatives: Sequence[Experiment] = ()
+
+    def runs(self) -> dict[str, Experiment]:
+        """All that is run for it, by the names of its files."""
+        others = {f"{self.name}.{number + 1}": each for number, each in enumerate(self.alternatives)}
+        return {self.name: self.experiment} | others
 
 
 @dataclass(frozen=True)
@@ -67,6 +74,9 @@ class Study:
         scale: Factor of the metric in print: 100 for per cent.
         unit: Its unit in print.
         higher_is_better: Whether a larger metric is better.
+        published: Rows that are not run here: a label and its value.
+        repeats: What the runs of a row are repeated over: "seeds", or "folds".
+        chosen_by: The metric by which one of the alternatives of a cell is chosen, larger is better.
     """
 
     title: str
@@ -80,11 +90,18 @@ class Study:
     scale: float = 100.0
     unit: str = "%"
     higher_is_better: bool = True
+    published: Sequence[tuple[str, str]] = ()
+    repeats: str = "seeds"
+    chosen_by: str = "val_accuracy"
 
     def changed(self, overrides: Sequence[str]) -> Study:
         """The same with fields of every experiment set from text."""
-        cells = [replace(cell, experiment=apply_overrides(cell.experiment, overrides)) for cell in self.cells]
-        return replace(self, cells=cells)
+
+        def change(cell: Cell) -> Cell:
+            first, *others = (apply_overrides(each, overrides) for each in cell.runs().values())
+            return replace(cell, experiment=first, alternatives=others)
+
+        return replace(self, cells=[change(cell) for cell in self.cells])
 
     def pick(self, names: Collection[str]) -> list[Cell]:
         """The cells of these names, or all."""
@@ -115,15 +132,18 @@ def run_study(
         say: Where to say what happens.
     """
     kept = ResultFolder(results)
-    todo = [(cell, seed) for seed in seeds for cell in study.pick(only)]
-    for place, (cell, seed) in enumerate(todo):
-        experiment = cell.experiment.with_seed(seed)
+    todo = [
+        (cell, name, each, seed) for seed in seeds for cell in study.pick(only) for name, each in cell.runs().items()
+    ]
+    for place, (cell, name, each, seed) in enumerate(todo):
+        experiment = each.with_seed(seed)
         config = numbers_config(experiment)
-        if kept.find(cell.name, seed, config) is not None:
+        if kept.find(name, seed, config) is not None:
             continue
-        say(f"[{place + 1}/{len(todo)}] {cell.label}, seed {seed}")
-        found = experiment.run(runs / f"{cell.name}-{seed}", resume=True)
-        kept.add(RunResult(cell.name, seed, found.metrics, round(found.seconds, 1), config, versions()))
+        say(f"[{place + 1}/{len(todo)}] {cell.label} ({name}), {study.repeats.removesuffix('s')} {seed}")
+        found = experiment.run(runs / f"{name}-{seed}", resume=True)
+        metrics = experiment.measure(found)
+        kept.add(RunResult(name, seed, metrics, round(found.seconds, 1), config, versions()))
 
 
 def numbers_config(experiment: Experiment) -> dict[str, Any]:
@@ -138,11 +158,11 @@ def numbers_config(experiment: Experiment) -> dict[str, Any]:
 def summarize(study: Study, results: Path) -> Section:
     """The table with all runs that there are, the paper's values beside ours, and what of its claims holds."""
     values, seconds = collect(study, results), _mean_seconds(study, results)
-    rows, lacking = [], []
+    rows, lacking = [[label, value, "", "", ""] for label, value in study.published], []
     for cell in study.cells:
         own = values[cell.name]
         if len(own) < study.seeds:
-            lacking.append(f"{cell.label}: {len(own)} of {study.seeds} seeds")
+            lacking.append(f"{cell.label}: {len(own)} of {study.seeds} {study.repeats}")
         gap = None if cell.name == study.baseline else paired_difference(own, values[study.baseline])
         found = [_describe(study, own), "" if gap is None else _interval(study, gap), seconds.get(cell.name, "")]
         rows.append([cell.label, cell.paper, *found])
@@ -156,16 +176,32 @@ def summarize(study: Study, results: Path) -> Section:
 
 
 def collect(study: Study, results: Path, metric: str | None = None) -> dict[str, dict[int, float]]:
-    """The metric of every cell and seed whose run had the config of the study."""
-    found: dict[str, dict[int, float]] = {cell.name: {} for cell in study.cells}
+    """The metric of every cell and seed whose runs had the config of the study."""
+    return {
+        cell: {seed: run.metrics[metric or study.metric] for seed, run in runs.items()}
+        for cell, runs in _chosen(study, results).items()
+    }
+
+
+def _chosen(study: Study, results: Path) -> dict[str, dict[int, RunResult]]:
+    """For every cell and seed, the run that counts; none where an alternative is still to be run."""
+    found: dict[str, dict[int, list[RunResult]]] = {cell.name: {} for cell in study.cells}
+    homes = {name: cell for cell in study.cells for name in cell.runs()}
     for run in _runs(study, results):
-        found[run.cell][run.seed] = run.metrics[metric or study.metric]
-    return found
+        found[homes[run.cell].name].setdefault(run.seed, []).append(run)
+    return {
+        cell.name: {
+            seed: runs[0] if len(runs) == 1 else max(runs, key=lambda run: float(run.metrics[study.chosen_by]))
+            for seed, runs in found[cell.name].items()
+            if len(runs) == len(cell.runs())
+        }
+        for cell in study.cells
+    }
 
 
 def _runs(study: Study, results: Path) -> list[RunResult]:
     """The runs that had the config of the study."""
-    experiments = {cell.name: cell.experiment for cell in study.cells}
+    experiments = {name: each for cell in study.cells for name, each in cell.runs().items()}
     return [
         run
         for run in ResultFolder(results).runs()
@@ -174,10 +210,8 @@ def _runs(study: Study, results: Path) -> list[RunResult]:
 
 
 def _mean_seconds(study: Study, results: Path) -> dict[str, str]:
-    times: dict[str, list[float]] = {}
-    for run in _runs(study, results):
-        times.setdefault(run.cell, []).append(run.seconds)
-    return {name: f"{sum(own) / len(own):,.0f}" for name, own in times.items()}
+    times = {cell: [run.seconds for run in runs.values()] for cell, runs in _chosen(study, results).items()}
+    return {name: f"{sum(own) / len(own):,.0f}" for name, own in times.items() if own}
 
 
 def _describe(study: Study, own: dict[int, float]) -> str:
@@ -185,11 +219,9 @@ def _describe(study: Study, own: dict[int, float]) -> str:
         return "not run"
     found = spread(own)
     mean = f"{study.scale * found.mean:.2f}"
-    return (
-        f"{mean} (1 seed)"
-        if found.count == 1
-        else f"{mean} ± {study.scale * found.deviation:.2f} ({found.count} seeds)"
-    )
+    if found.count == 1:
+        return f"{mean} (1 {study.repeats.removesuffix('s')})"
+    return f"{mean} ± {study.scale * found.deviation:.2f} ({found.count} {study.repeats})"
 
 
 def _interval(study: Study, gap: Difference) -> str:
@@ -204,8 +236,8 @@ def _judge(study: Study, claim: Claim, values: dict[str, dict[int, float]]) -> s
     gap = paired_difference(better, worse) if study.higher_is_better else paired_difference(worse, better)
     if gap is None:
         return f"{text}: not run."
-    seeds = f"{gap.count} seed{'s' if gap.count > 1 else ''}"
-    return f"{text}: {gap.verdict} here, by {_interval(study, gap)} {study.unit}, paired over {seeds}."
+    pairs = f"{gap.count} {study.repeats if gap.count > 1 else study.repeats.removesuffix('s')}"
+    return f"{text}: {gap.verdict} here, by {_interval(study, gap)} {study.unit}, paired over {pairs}."
 
 
 def variant(experiment: Any, attention: str, **options: Any) -> Any:

@@ -1,0 +1,148 @@
+"""Recipes for graphs with a class each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import ClassVar, Self
+
+from topomask.data import MOTIFS, TU_SETS, GraphBatches, GraphSet, data_root, fair_splits, motifs, tu_dataset
+from topomask.models import GraphNetworkConfig, GraphTransformerConfig
+from topomask.recipes.experiment import Experiment, fill
+from topomask.recipes.names import look_up
+from topomask.train import GraphClassification, OptimConfig, Task, TrainConfig
+
+
+@dataclass(frozen=True)
+class GraphData:
+    """Graphs with a class each.
+
+    Args:
+        name: A set of TUDataset, or a motif whose graphs are generated; see topomask list.
+        root: The data root; none is $TOPOMASK_DATA, or a folder in the user's cache.
+        fold: Which of the ten folds of the fair comparison; for motifs, the seed of the graphs.
+        batch_size: Graphs per step, over all processes.
+    """
+
+    name: str
+    root: Path | None = None
+    fold: int = 0
+    batch_size: int = 32
+
+    def load(self, split: str) -> GraphSet:
+        """A part of the set."""
+        look_up(dict.fromkeys((*TU_SETS, *MOTIFS)), "set of graphs", self.name)
+        if self.name in MOTIFS:
+            return _motifs(self.name, split, self.fold)
+        return _tu_part(self.name, data_root(self.root), split, self.fold)
+
+
+# An experiment asks for its sets more than once, and a table has many experiments on the same.
+@lru_cache(maxsize=3)
+def _motifs(name: str, split: str, seed: int) -> GraphSet:
+    return motifs(name, split, seed=seed)
+
+
+@lru_cache(maxsize=1)
+def _tu(name: str, root: Path) -> GraphSet:
+    return tu_dataset(name, root)
+
+
+def _tu_part(name: str, root: Path, split: str, fold: int) -> GraphSet:
+    folds = fair_splits(name, root=root)
+    if not 0 <= fold < len(folds):
+        raise ValueError(f"`data.fold` must lie in [0, {len(folds)}), but is {fold}.")
+    return _tu(name, root).subset(getattr(folds[fold], split).tolist())
+
+
+@dataclass(frozen=True, kw_only=True)
+class GraphExperiment(Experiment):
+    """A classifier of graphs and its data; the weights that are best on validation graphs count.
+
+    Args:
+        data: The graphs.
+    """
+
+    data: GraphData
+    final_split: ClassVar[str | None] = "test"
+
+    @property
+    def held_out(self) -> str:
+        """The split that is evaluated on in training."""
+        return "val"
+
+    def fitted(self) -> Self:
+        """The same with the number of features and classes taken from the data."""
+        found = self.data.load("train")
+        shape = {"in_features": found.num_features, "num_classes": found.num_classes}
+        return replace(self, model=fill(self.model, **shape))  # type: ignore[attr-defined, call-arg]
+
+    def with_seed(self, seed: int) -> Self:
+        """The same with another fold, and other weights, walks and order."""
+        return replace(super().with_seed(seed), data=replace(self.data, fold=seed))
+
+    def batches(self, split: str) -> GraphBatches:
+        """Batches of a split."""
+        found = self.data.load(split)
+        return GraphBatches(found, self.data.batch_size, seed=self.train.seed, shuffle=split == "train")
+
+    def task(self) -> Task:
+        """Cross entropy and accuracy."""
+        return GraphClassification()
+
+
+@dataclass(frozen=True, kw_only=True)
+class GraphTransformerExperiment(GraphExperiment):
+    """A graph transformer and its graphs.
+
+    Args:
+        model: The model.
+    """
+
+    model: GraphTransformerConfig = field(default_factory=GraphTransformerConfig)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GraphNetworkExperiment(GraphExperiment):
+    """A graph network of PyG and its graphs.
+
+    Args:
+        model: The model.
+    """
+
+    model: GraphNetworkConfig = field(default_factory=GraphNetworkConfig)
+
+
+def _training(lr: float = 1e-3) -> TrainConfig:
+    return TrainConfig(OptimConfig(lr=lr, warmup=0.05, weight_decay=1e-2), epochs=100, patience=20, log_every=50)
+
+
+def graphs() -> GraphTransformerExperiment:
+    """Graphs with a class each, on a fold of the fair comparison: set data.name, such as PROTEINS."""
+    return GraphTransformerExperiment(
+        recipe="graphs",
+        data=GraphData("PROTEINS"),
+        model=GraphTransformerConfig.preset("grf", local="sum", readout="mean", dropout=0.2),
+        train=_training(),
+    )
+
+
+def graphs_baseline() -> GraphNetworkExperiment:
+    """The same with a graph network of PyG: set model.layer to gcn, gat, sgc or gin."""
+    return GraphNetworkExperiment(
+        recipe="graphs-baseline",
+        data=GraphData("PROTEINS"),
+        model=GraphNetworkConfig(layer="gin", readout="mean", norm="batch", dropout=0.2),
+        train=_training(),
+    )
+
+
+def motif() -> GraphTransformerExperiment:
+    """Is there a motif in a random graph? Generated: set data.name, such as cycle."""
+    return GraphTransformerExperiment(
+        recipe="motif",
+        data=GraphData("cycle"),
+        model=GraphTransformerConfig.preset("grf", readout="mean"),
+        train=_training(),
+    )

@@ -1,0 +1,123 @@
+"""Recipes for nodes with a class each, in one graph."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import ClassVar, Self
+
+from topomask.data import NODE_SETS, NodeBatch, NodeSet, data_root, node_set
+from topomask.models import GraphNetworkConfig, GraphTransformerConfig
+from topomask.recipes.experiment import Experiment, fill
+from topomask.recipes.names import look_up
+from topomask.train import NodeClassification, OptimConfig, Task, TrainConfig
+
+
+@dataclass(frozen=True)
+class NodeData:
+    """A graph whose nodes have classes.
+
+    Args:
+        name: Name of the set, see topomask list.
+        root: The data root; none is $TOPOMASK_DATA, or a folder in the user's cache.
+        split: Which of the splits of the set.
+    """
+
+    name: str
+    root: Path | None = None
+    split: int = 0
+
+    def load(self) -> NodeSet:
+        """The set."""
+        look_up(NODE_SETS, "set of nodes", self.name)
+        return _load(self.name, data_root(self.root))
+
+
+@lru_cache(maxsize=1)
+def _load(name: str, root: Path) -> NodeSet:
+    return node_set(name, root)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeExperiment(Experiment):
+    """A classifier of nodes and its graph, which is one batch; the weights that are best on validation nodes count.
+
+    Args:
+        data: The graph.
+    """
+
+    data: NodeData
+    final_split: ClassVar[str | None] = "test"
+
+    @property
+    def held_out(self) -> str:
+        """The split that is evaluated on in training."""
+        return "val"
+
+    def fitted(self) -> Self:
+        """The same with the number of features and classes taken from the data."""
+        found = self.data.load()
+        shape = {"in_features": found.num_features, "num_classes": found.num_classes}
+        return replace(self, model=fill(self.model, **shape))  # type: ignore[attr-defined, call-arg]
+
+    def with_seed(self, seed: int) -> Self:
+        """The same with other weights and walks, and with another split where the set has several."""
+        split = seed % look_up(NODE_SETS, "set of nodes", self.data.name).num_splits
+        return replace(super().with_seed(seed), data=replace(self.data, split=split))
+
+    def batches(self, split: str) -> Sequence[NodeBatch]:
+        """The whole graph, with the nodes of a split."""
+        return [self.data.load().batch(split, self.data.split)]
+
+    def task(self) -> Task:
+        """Cross entropy, and the metric of the set."""
+        return NodeClassification(NODE_SETS[self.data.name].metric)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeTransformerExperiment(NodeExperiment):
+    """A graph transformer and its graph.
+
+    Args:
+        model: The model.
+    """
+
+    model: GraphTransformerConfig = field(default_factory=GraphTransformerConfig)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeNetworkExperiment(NodeExperiment):
+    """A graph network of PyG and its graph.
+
+    Args:
+        model: The model.
+    """
+
+    model: GraphNetworkConfig = field(default_factory=GraphNetworkConfig)
+
+
+def _training(epochs: int, lr: float, weight_decay: float) -> TrainConfig:
+    optim = OptimConfig(lr=lr, warmup=0.0, weight_decay=weight_decay)
+    return TrainConfig(optim, epochs=epochs, patience=epochs // 4, log_every=10, checkpoint_every=20)
+
+
+def nodes() -> NodeTransformerExperiment:
+    """Nodes with a class each, in one graph: set data.name, such as coauthor-physics."""
+    return NodeTransformerExperiment(
+        recipe="nodes",
+        data=NodeData("cora"),
+        model=GraphTransformerConfig.preset("grf", local="gcn", dropout=0.5, input_dropout=0.5),
+        train=_training(200, 5e-3, 5e-4),
+    )
+
+
+def nodes_baseline() -> NodeNetworkExperiment:
+    """The same with a graph network of PyG: set model.layer to gcn, gat or sgc."""
+    return NodeNetworkExperiment(
+        recipe="nodes-baseline",
+        data=NodeData("cora"),
+        model=GraphNetworkConfig(layer="gcn", dim=16, dropout=0.5, input_dropout=0.5),
+        train=_training(200, 1e-2, 5e-4),
+    )
