@@ -10,9 +10,13 @@ from topomask.cli.failures import plain_failures
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Say what the verb takes."""
-    parser.description = "Evaluate the best model of a run."
+    parser.description = (
+        "Evaluate a run: with the weights that were best on validation examples; or, where it had none or was "
+        "evaluated on test examples, with its last."
+    )
     parser.add_argument("run_folder", type=Path, metavar="run", help="folder of the run, such as runs/digits")
     parser.add_argument("--split", help="which part of the data; default: the one that is held out")
+    parser.add_argument("--data", type=Path, metavar="DIR", help="folder of data sets; default: as in training")
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
@@ -24,6 +28,8 @@ def run(options: argparse.Namespace) -> None:
     from topomask.recipes.registry import load_run
 
     found = load_run(options.run_folder)
+    if options.data is not None:
+        found = found.on_data(options.data)
     metrics = found.evaluate(options.split)
     if options.json:
         print(json.dumps({"checkpoint": str(found.checkpoint), "step": found.step, **metrics}))

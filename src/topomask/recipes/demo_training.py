@@ -15,6 +15,7 @@ from topomask.recipes import images
 from topomask.recipes.labelled import ImageExperiment
 from topomask.recipes.pages import Picture, Section, Table, draw_picture
 from topomask.recipes.plots import write_content
+from topomask.recipes.registry import read_experiment
 from topomask.train import Result, plot_modulations, read_metrics
 
 VARIANTS = {"linear": "linear attention, unmasked", "grf": "linear attention, masked by walks"}
@@ -24,13 +25,13 @@ COLOURS = {"linear": "tab:gray", "grf": "tab:blue"}
 def show_training(output: Path) -> Section:
     """Train both, and draw how it went."""
     folder = output / "training"
-    shutil.rmtree(folder, ignore_errors=True)
     experiment = demo_experiment()
     print("Training a vision transformer on digits, without the mask and with it ...", flush=True)
     results = {}
     with _one_thread():
         for name in VARIANTS:
             run = replace(experiment, model=replace(experiment.model, attention=name))
+            _clear(folder / name)
             results[name] = run.run(folder / name)
     plot_modulations(results["grf"].model, folder / "modulation.png")
     rows = [[label, _accuracy(results[name]), f"{results[name].seconds:.0f}"] for name, label in VARIANTS.items()]
@@ -54,6 +55,13 @@ def demo_experiment() -> ImageExperiment:
     """What is trained: the recipe digits, with a look at the test set every fourth epoch."""
     experiment = images.digits()
     return replace(experiment, train=replace(experiment.train, eval_every=92, checkpoint_every=1000))
+
+
+def _clear(folder: Path) -> None:
+    """Remove the run of an earlier tour; what is no run is not touched."""
+    if folder.exists():
+        read_experiment(folder)
+        shutil.rmtree(folder)
 
 
 @contextmanager

@@ -36,6 +36,11 @@ class Experiment(ABC):
     def held_out(self) -> str:
         """The split that is evaluated on."""
 
+    @property
+    def keeps_best(self) -> bool:
+        """Whether the weights that are best on what is held out count; nothing is chosen by a test set."""
+        return self.held_out != "test"
+
     @abstractmethod
     def fitted(self) -> Self:
         """The same with everything filled in that the data decides."""
@@ -45,7 +50,7 @@ class Experiment(ABC):
         return self.model.build()  # type: ignore[attr-defined]
 
     @abstractmethod
-    def batches(self, split: str) -> Epochs | Sequence[Any]:
+    def batches(self, split: str, training: bool = False) -> Epochs | Sequence[Any]:
         """Batches of a split: shuffled and augmented for training, plain otherwise."""
 
     @abstractmethod
@@ -68,7 +73,7 @@ class Experiment(ABC):
         return run(
             whole.train,
             whole._start_model,
-            whole.batches("train"),
+            whole.batches("train", training=True),
             whole.task(),
             folder,
             valid=whole.batches(whole.held_out),

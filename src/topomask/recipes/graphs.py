@@ -82,10 +82,9 @@ class GraphExperiment(Experiment):
         """The same with another fold, and other weights, walks and order."""
         return replace(super().with_seed(seed), data=replace(self.data, fold=seed))
 
-    def batches(self, split: str) -> GraphBatches:
+    def batches(self, split: str, training: bool = False) -> GraphBatches:
         """Batches of a split."""
-        found = self.data.load(split)
-        return GraphBatches(found, self.data.batch_size, seed=self.train.seed, shuffle=split == "train")
+        return GraphBatches(self.data.load(split), self.data.batch_size, seed=self.train.seed, shuffle=training)
 
     def task(self) -> Task:
         """Cross entropy and accuracy."""

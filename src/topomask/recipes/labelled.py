@@ -134,12 +134,20 @@ class LabelledExperiment(Experiment):
         assert self.facts is not None, "fitted() comes first"
         return Augment(self.facts.mean, self.facts.std, flip=self.data.flip, padding=self.data.shift)
 
-    def batches(self, split: str) -> Batches:
+    def batches(self, split: str, training: bool = False) -> Batches:
         """Batches of a split."""
-        training, augment = split == "train", self.augment()
-        augment = augment if training else augment.without_draws()
+        augment = self.augment() if training else self.augment().without_draws()
         found, size = self.data.load(split), self.data.batch_size
+        self._check_classes(split, tuple(found.classes))
         return Batches(found, size, seed=self.train.seed, shuffle=training, transform=augment)
+
+    def _check_classes(self, split: str, found: tuple[str, ...]) -> None:
+        assert self.facts is not None, "fitted() comes first"
+        if found != self.facts.classes:
+            raise ValueError(
+                f"The classes of {split!r} must be those that the model was made for, {_listed(self.facts.classes)}, "
+                f"but are {_listed(found)}. Bring the data back to what it was, or train anew."
+            )
 
     def task(self) -> Task:
         """Cross entropy and accuracy."""
@@ -180,6 +188,10 @@ class VideoExperiment(LabelledExperiment):
         channels, height, width = found.image_shape
         shape = {"num_frames": found.num_frames, "image_size": _square(height, width), "in_channels": channels}
         return replace(self, model=fill(self.model, **shape, num_classes=found.num_classes))
+
+
+def _listed(classes: tuple[str, ...]) -> str:
+    return f"{', '.join(classes[:5])}{', ...' if len(classes) > 5 else ''} ({len(classes)})"
 
 
 def _square(height: int, width: int) -> int | tuple[int, int]:

@@ -67,7 +67,7 @@ class NodeExperiment(Experiment):
         split = seed % look_up(NODE_SETS, "set of nodes", self.data.name).num_splits
         return replace(super().with_seed(seed), data=replace(self.data, split=split))
 
-    def batches(self, split: str) -> Sequence[NodeBatch]:
+    def batches(self, split: str, training: bool = False) -> Sequence[NodeBatch]:  # noqa: ARG002
         """The whole graph, with the nodes of a split."""
         return [self.data.load().batch(split, self.data.split)]
 

@@ -54,13 +54,10 @@ class ParticleExperiment(Experiment):
         """The same: nothing depends on the data."""
         return self
 
-    def batches(self, split: str) -> Batches:
+    def batches(self, split: str, training: bool = False) -> Batches:
         """Windows of a split: one frame ahead in training unless told otherwise, six in evaluation."""
-        data, training = self.data, split == "train"
-        bodies = _bodies(data, split)
-        if training:
-            return Batches(bodies, data.batch_size, seed=self.train.seed)
-        return Batches(bodies, data.batch_size, shuffle=False)
+        bodies = _bodies(self.data, split, self.data.horizon if training else 6)
+        return Batches(bodies, self.data.batch_size, seed=self.train.seed, shuffle=training)
 
     def task(self) -> Task:
         """Mean square error of positions and velocities, and mean distances."""
@@ -69,14 +66,13 @@ class ParticleExperiment(Experiment):
 
 # Bodies are simulated once for all experiments on them.
 @lru_cache(maxsize=4)
-def _bodies(data: ParticleData, split: str) -> ParticleSet:
-    training = split == "train"
+def _bodies(data: ParticleData, split: str, horizon: int) -> ParticleSet:
     return ParticleSet(
         split,
-        num_trajectories=data.num_trajectories if training else None,
+        num_trajectories=data.num_trajectories if split == "train" else None,
         num_particles=data.num_particles,
         num_frames=data.num_frames,
-        horizon=data.horizon if training else 6,
+        horizon=horizon,
         seed=data.seed,
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from torch import nn
@@ -13,7 +13,7 @@ from topomask.config import from_dict
 from topomask.recipes import graphs, images, nodes, particles, videos
 from topomask.recipes.experiment import Experiment
 from topomask.recipes.names import look_up
-from topomask.train import evaluate, find_checkpoint, load_weights, read_checkpoint
+from topomask.train import evaluate, find_checkpoint, join_processes, load_weights, read_checkpoint
 
 RECIPES: dict[str, Callable[[], Experiment]] = {
     "digits": images.digits,
@@ -55,6 +55,14 @@ class TrainedRun:
     checkpoint: Path
     step: int
 
+    def on_data(self, root: Path) -> TrainedRun:
+        """The same run, with its data in another folder."""
+        data = self.experiment.data  # type: ignore[attr-defined]
+        if not hasattr(data, "root"):
+            raise ValueError(f"The data of {self.experiment.recipe!r} is generated, so it is in no folder.")
+        moved = replace(self.experiment, data=replace(data, root=root.resolve()))  # type: ignore[call-arg]
+        return replace(self, experiment=moved)
+
     def evaluate(self, split: str | None = None) -> dict[str, float]:
         """Metrics on a split; by default on that which is held out."""
         experiment = self.experiment
@@ -63,12 +71,16 @@ class TrainedRun:
 
 
 def load_run(folder: Path) -> TrainedRun:
-    """The best model of a run, or its last where none was evaluated."""
+    """The model of a run with the weights that were best on validation examples, or else with its last.
+
+    Where a run was evaluated on the test set, these are the last, since nothing may be chosen by it.
+    """
     experiment = read_experiment(folder)
-    path = find_checkpoint(folder)
+    path = find_checkpoint(folder, best=experiment.keeps_best)
     model = experiment.build()
     load_weights(model, path)
-    return TrainedRun(experiment, model.eval(), path, int(read_checkpoint(path).info["step"]))
+    model = model.to(join_processes(experiment.train.device).device).eval()
+    return TrainedRun(experiment, model, path, int(read_checkpoint(path).info["step"]))
 
 
 def read_experiment(folder: Path) -> Experiment:

@@ -112,14 +112,15 @@ class RunFolder:
             )
 
 
-def find_checkpoint(folder: Path | str) -> Path:
+def find_checkpoint(folder: Path | str, best: bool = True) -> Path:
     """The checkpoint of a run to use: that of its best evaluation, or where it had none, the last.
 
     Args:
         folder: Folder of the run.
+        best: Prefer that of the best evaluation. Pass false where a run was evaluated on a test set.
     """
     run = RunFolder(Path(folder), {})
-    found = [path for path in (*run.checkpoints(), run.best) if path.is_file()]
+    found = [path for path in (*run.checkpoints(), *([run.best] if best else [])) if path.is_file()]
     if not found:
         raise FileNotFoundError(f"There is no checkpoint of a run in {run.path}. Is it the folder that was trained in?")
     return found[-1]

@@ -62,5 +62,7 @@ def interlacer() -> Study:
         metric="error_6",
         scale=1000.0,
         unit="mm",
+        gap_unit="mm",
+        also=(("error_1", "after one frame, mm"),),
         higher_is_better=False,
     )

@@ -16,7 +16,7 @@ from topomask.train import read_metrics
 def draw_study(study: Study, section: Section, results: Path, runs: Path) -> Section:
     """The section with pictures of its values, and of the runs that are still there."""
     pictures = [_values(study, results)]
-    curves = _curves(study, runs)
+    curves = _curves(study, results, runs)
     return replace(section, pictures=[*pictures, *([] if curves is None else [curves])])
 
 
@@ -38,14 +38,14 @@ def _values(study: Study, results: Path) -> Picture:
     return draw_picture(figure, "Every seed, and the mean", width=700)
 
 
-def _curves(study: Study, runs: Path) -> Picture | None:
-    """The training loss of every cell, as the mean over its seeds; None where no run is there."""
+def _curves(study: Study, results: Path, runs: Path) -> Picture | None:
+    """The training loss of every cell, as the mean over seeds that have a result; None where no run is there."""
+    values = collect(study, results)
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.subplots()
     for cell in study.cells:
-        # The number behind the name is the seed, not the end of a longer name.
-        folders = [path for path in sorted(runs.glob(f"{cell.name}-*")) if path.name.rpartition("-")[0] == cell.name]
-        lines = [_losses(path / "metrics.jsonl") for path in folders if (path / "metrics.jsonl").is_file()]
+        files = [runs / f"{cell.name}-{seed}" / "metrics.jsonl" for seed in sorted(values[cell.name])]
+        lines = [_losses(path) for path in files if path.is_file()]
         lines = [line for line in lines if len(line)]
         if lines:
             shortest = min(len(line) for line in lines)

@@ -30,6 +30,17 @@ class RunResult:
     config: dict[str, Any]
     versions: dict[str, str]
 
+    def has(self, config: dict[str, Any]) -> bool:
+        """Whether it had this config; fields that numbers do not depend on may be there or not."""
+        return _covers(self.config, config)
+
+
+def _covers(whole: Any, part: Any) -> bool:
+    """Whether a record has all that another has."""
+    if isinstance(whole, dict) and isinstance(part, dict):
+        return all(name in whole and _covers(whole[name], value) for name, value in part.items())
+    return bool(whole == part)
+
 
 class ResultFolder:
     """The runs of a study, ``<cell>-<seed>.json``; several processes may add to the same folder.
@@ -49,7 +60,7 @@ class ResultFolder:
         """The run of this cell and seed, if it had this config."""
         path = self._file(cell, seed)
         run = self._read(path) if path.is_file() else None
-        return run if run is not None and run.config == config else None
+        return run if run is not None and run.has(config) else None
 
     def add(self, run: RunResult) -> None:
         """Keep a run; one of the same cell and seed is replaced."""

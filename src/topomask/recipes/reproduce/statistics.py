@@ -43,7 +43,9 @@ class Difference:
 
     @property
     def verdict(self) -> str:
-        """What the interval says of "the first is larger"."""
+        """What the interval says of "the first is larger"; two pairs may agree by chance, and say nothing."""
+        if self.count < 3:
+            return "undecided"
         if self.low > 0:
             return "holds"
         return "does not hold" if self.high < 0 else "undecided"

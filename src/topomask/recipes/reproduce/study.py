@@ -17,6 +17,8 @@ from topomask.train.config import FREE_FIELDS
 from topomask.train.run_folder import versions
 
 NOT_AVAILABLE = "not available"
+# Fields that numbers do not depend on, by group.
+FREE: dict[str, tuple[str, ...]] = {"data": ("root", "download"), "train": FREE_FIELDS}
 
 
 @dataclass(frozen=True)
@@ -50,12 +52,12 @@ class Claim:
     Args:
         better: Name of the cell that should be better.
         worse: Name of the other.
-        paper: The paper's difference, or where it says so.
+        paper: The paper's difference, or where it says so; none where no paper claims it.
     """
 
     better: str
     worse: str
-    paper: str
+    paper: str | None = None
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,10 @@ class Study:
         metric: What is compared.
         scale: Factor of the metric in print: 100 for per cent.
         unit: Its unit in print.
+        gap_unit: The unit of a difference.
         higher_is_better: Whether a larger metric is better.
+        paper_heading: Heading of the paper's values.
+        also: Other metrics to show, with a heading each.
         published: Rows that are not run here: a label and its value.
         repeats: What the runs of a row are repeated over: "seeds", or "folds".
         chosen_by: The metric by which one of the alternatives of a cell is chosen, larger is better.
@@ -89,13 +94,22 @@ class Study:
     metric: str = "accuracy"
     scale: float = 100.0
     unit: str = "%"
+    gap_unit: str = "points"
     higher_is_better: bool = True
+    paper_heading: str = "the paper, its data"
+    also: Sequence[tuple[str, str]] = ()
     published: Sequence[tuple[str, str]] = ()
     repeats: str = "seeds"
     chosen_by: str = "val_accuracy"
 
     def changed(self, overrides: Sequence[str]) -> Study:
-        """The same with fields of every experiment set from text."""
+        """The same with fields of every experiment set from text; not those that the rows are told apart by."""
+        told_apart = {"train.seed"} | _differing([each for cell in self.cells for each in cell.runs().values()])
+        for override in overrides:
+            name = override.partition("=")[0].strip()
+            if name in told_apart:
+                how = "Pass --seeds." if name == "train.seed" else "Pass --only to choose rows."
+                raise ValueError(f"`{name}` cannot be set: the runs of this table differ in it. {how}")
 
         def change(cell: Cell) -> Cell:
             first, *others = (apply_overrides(each, overrides) for each in cell.runs().values())
@@ -149,30 +163,53 @@ def run_study(
 def numbers_config(experiment: Experiment) -> dict[str, Any]:
     """What the numbers depend on: not where data lives, nor what is shown on the way."""
     config = to_dict(experiment)
-    config["data"].pop("root", None)
-    for name in FREE_FIELDS:
-        config["train"].pop(name, None)
+    for group, names in FREE.items():
+        for name in names:
+            config[group].pop(name, None)
     return config
+
+
+def _differing(experiments: Sequence[Experiment]) -> set[str]:
+    """Names of the fields in which some experiments differ, as on the command line."""
+    flat = [_flat(to_dict(experiment)) for experiment in experiments]
+    return {name for name in flat[0] if any(each.get(name) != flat[0][name] for each in flat)}
+
+
+def _flat(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in config.items():
+        found |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
+    return found
 
 
 def summarize(study: Study, results: Path) -> Section:
     """The table with all runs that there are, the paper's values beside ours, and what of its claims holds."""
     values, seconds = collect(study, results), _mean_seconds(study, results)
-    rows, lacking = [[label, value, "", "", ""] for label, value in study.published], []
+    others = [collect(study, results, metric) for metric, _ in study.also]
+    rows = [[label, value, *[""] * (3 + len(others))] for label, value in study.published]
     for cell in study.cells:
         own = values[cell.name]
-        if len(own) < study.seeds:
-            lacking.append(f"{cell.label}: {len(own)} of {study.seeds} {study.repeats}")
         gap = None if cell.name == study.baseline else paired_difference(own, values[study.baseline])
-        found = [_describe(study, own), "" if gap is None else _interval(study, gap), seconds.get(cell.name, "")]
-        rows.append([cell.label, cell.paper, *found])
+        more = [_describe(study, other[cell.name]) for other in others]
+        found = [_describe(study, own), "" if gap is None else _interval(study, gap), *more]
+        rows.append([cell.label, cell.paper, *found, seconds.get(cell.name, "")])
     base = next(cell.label for cell in study.cells if cell.name == study.baseline)
     better = "higher" if study.higher_is_better else "lower"
-    headings = ["", "the paper, its data", f"ours, {study.unit} ({better} is better)", f"minus {base}", "seconds"]
+    ours = [f"ours, {study.unit} ({better} is better)", f"minus {base}, {study.gap_unit}"]
+    headings = ["", study.paper_heading, *ours, *(heading for _, heading in study.also), "seconds"]
     notes = [_judge(study, claim, values) for claim in study.claims]
+    lacking = _lacking(study, values)
     if lacking:
         notes.append(f"Not whole yet: {'; '.join(lacking)}.")
     return Section(study.title, study.about, Table(headings, rows), notes)
+
+
+def _lacking(study: Study, values: dict[str, dict[int, float]]) -> list[str]:
+    return [
+        f"{cell.label}: {len(values[cell.name])} of {study.seeds} {study.repeats}"
+        for cell in study.cells
+        if len(values[cell.name]) < study.seeds
+    ]
 
 
 def collect(study: Study, results: Path, metric: str | None = None) -> dict[str, dict[int, float]]:
@@ -205,7 +242,7 @@ def _runs(study: Study, results: Path) -> list[RunResult]:
     return [
         run
         for run in ResultFolder(results).runs()
-        if run.cell in experiments and run.config == numbers_config(experiments[run.cell].with_seed(run.seed))
+        if run.cell in experiments and run.has(numbers_config(experiments[run.cell].with_seed(run.seed)))
     ]
 
 
@@ -231,13 +268,16 @@ def _interval(study: Study, gap: Difference) -> str:
 
 def _judge(study: Study, claim: Claim, values: dict[str, dict[int, float]]) -> str:
     labels = {cell.name: cell.label for cell in study.cells}
-    text = f"{labels[claim.better]} better than {labels[claim.worse]} (the paper: {claim.paper})"
+    source = "" if claim.paper is None else f" (the paper: {claim.paper})"
+    text = f"{labels[claim.better]} better than {labels[claim.worse]}{source}"
     better, worse = values[claim.better], values[claim.worse]
     gap = paired_difference(better, worse) if study.higher_is_better else paired_difference(worse, better)
     if gap is None:
         return f"{text}: not run."
+    # A verdict that could change with the next run would be a peek.
+    verdict = gap.verdict if gap.count >= study.seeds else "open"
     pairs = f"{gap.count} {study.repeats if gap.count > 1 else study.repeats.removesuffix('s')}"
-    return f"{text}: {gap.verdict} here, by {_interval(study, gap)} {study.unit}, paired over {pairs}."
+    return f"{text}: {verdict} here, by {_interval(study, gap)} {study.gap_unit}, paired over {pairs}."
 
 
 def variant(experiment: Any, attention: str, **options: Any) -> Any:
