@@ -56,5 +56,5 @@ STUDY = Study(
         Claim("grf-100", "linear", "more is better"),
     ),
     baseline="linear",
-    seeds=2,
+    seeds=3,
 )

@@ -6,7 +6,7 @@ import torch
 from small_runs import SMALL
 from topomask.cli import main
 from topomask.recipes.reproduce import computed
-from topomask.recipes.reproduce.registry import STUDIES
+from topomask.recipes.reproduce.registry import GROUPS, STUDIES
 
 
 def folders(tmp_path):
@@ -25,7 +25,7 @@ def test_rows_are_run_once_and_put_on_a_page(tmp_path, capsys):
     command += [*folders(tmp_path), "train.steps=1", *SMALL["digits"]]
     main([*command, "--report", str(tmp_path / "report.html")])
     out = capsys.readouterr().out
-    assert "[1/2] unmasked linear, seed 0" in out
+    assert "[1/2] unmasked linear (linear), seed 0" in out
     assert "unmasked softmax better than unmasked linear (the paper: +4.8 points on ImageNet): " in out
     page = (tmp_path / "report.html").read_text()
     assert page.count("<h1>Digits: Tables 1 and 3 in minutes</h1>") == 1
@@ -76,7 +76,10 @@ def test_own_fields_need_own_folders(tmp_path, monkeypatch, given):
     [
         (["digit"], "There is no study 'digit'. Did you mean digits?"),
         (["digits", "--only", "grff"], "There is no cell 'grff' in this table. Cells: "),
-        (["digits", "--only", "grff", "--show"], "There is no cell 'grff'"),
+        (["digits", "--only", "grf", "--show"], "Leave out --only and --seeds"),
+        (["digits", "--seeds", "0", "--show"], "Leave out --only and --seeds"),
+        (["digits", "train.seed=7"], "`train.seed` cannot be set"),
+        (["digits", "model.attention=linear"], "`model.attention` cannot be set"),
         (["digits", "--seeds", "one"], "`--seeds` must be whole numbers with commas between them"),
         (["digits", "--seeds", "-1"], "`seed` must be in [0, 2**63), but is -1"),
         (["digits", "--threads", "0"], "`--threads` must be at least 1"),
@@ -114,4 +117,5 @@ def test_the_help_names_all_studies(capsys):
     with pytest.raises(SystemExit):
         main(["reproduce", "--help"])
     out = " ".join(capsys.readouterr().out.split())
-    assert ", ".join(STUDIES) in out
+    tables = [name for name in STUDIES if not any(name in parts for parts in GROUPS.values())]
+    assert ", ".join((*tables, *GROUPS)) in out

@@ -5,7 +5,8 @@ import torch
 
 import training
 from topomask.recipes.experiment import Experiment
-from topomask.train import Classification, find_checkpoint, read_checkpoint
+from topomask.train import Classification, evaluate, find_checkpoint, load_weights, read_checkpoint
+from training import make_data
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,8 +26,8 @@ class TinyExperiment(Experiment):
         assert self.classes == training.CLASSES, "a model is built of what is fitted"
         return training.Tiny()
 
-    def batches(self, split):
-        return training.make_data(shuffle=split == "train", seed=int(split == "test"))
+    def batches(self, split, training=False):
+        return make_data(shuffle=training, seed=int(split == "test"))
 
     def task(self):
         return Classification()
@@ -68,3 +69,34 @@ def test_a_start_gives_all_weights_but_those_of_the_head(tmp_path):
     model = second._start_model()
     for name, value in weights(tmp_path / "first").items():
         assert torch.equal(model.state_dict()[name], value) != name.startswith("head."), name
+
+
+def test_nothing_is_chosen_by_a_test_set(tmp_path):
+    experiment = TinyExperiment(recipe="tiny", train=training.CONFIG)
+    assert not experiment.keeps_best
+    assert experiment.measure(experiment.run(tmp_path)) == pytest.approx(experiment.run(tmp_path, resume=True).metrics)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Validated(TinyExperiment):
+    """The same, with weights chosen on validation examples and measured on test examples."""
+
+    final_split = "test"
+
+    @property
+    def held_out(self):
+        return "val"
+
+    def fitted(self):
+        return Validated(recipe=self.recipe, train=self.train, start=self.start, classes=training.CLASSES)
+
+
+def test_the_best_weights_are_measured_on_the_split_that_was_kept(tmp_path):
+    experiment = Validated(recipe="tiny", train=training.CONFIG)
+    assert experiment.keeps_best
+    result = experiment.run(tmp_path)
+    found = experiment.measure(result)
+    assert found["val_accuracy"] == result.best["accuracy"]
+    model = training.Tiny()
+    load_weights(model, find_checkpoint(tmp_path))
+    assert found["accuracy"] == evaluate(model, experiment.batches("test"), Classification())["accuracy"]

@@ -38,12 +38,22 @@ def test_what_contradicts_the_data_is_refused(given, found):
 
 def test_only_training_examples_are_limited_and_augmented():
     experiment = replace(digits(), data=LabelledData("digits", limit=50, flip=True, shift=2, batch_size=20)).fitted()
-    train, test = experiment.batches("train"), experiment.batches("test")
+    train, test = experiment.batches("train", training=True), experiment.batches("test")
     assert (len(train.dataset), len(test.dataset)) == (50, 359)
     (first, *_), (again, *_) = list(train.epoch(0)), list(train.epoch(1))
     assert not torch.equal(first[0], again[0])
     (first, *_), (again, *_) = list(test.epoch(0)), list(test.epoch(1))
     assert torch.equal(first[0], again[0])
+    plain = experiment.batches("train")
+    (first, *_), (again, *_) = list(plain.epoch(0)), list(plain.epoch(1))
+    assert torch.equal(first[0], again[0]), "training examples are evaluated as they are"
+
+
+def test_other_classes_than_in_training_are_refused():
+    experiment = digits().fitted()
+    other = replace(experiment, facts=replace(experiment.facts, classes=("a", "b")))
+    with pytest.raises(ValueError, match=r"classes of 'test' must be .* a, b \(2\), but are 0, 1, 2, 3, 4, ... \(10\)"):
+        other.batches("test")
 
 
 def test_inputs_are_normalised_by_the_facts():

@@ -72,13 +72,30 @@ def test_recipes_on_files_find_their_data(tmp_path):
 
 
 def test_a_run_is_loaded_with_its_best_weights(tmp_path):
-    experiment = apply_overrides(recipe("digits"), [*SMALL["digits"], "train.steps=4"])
+    experiment = apply_overrides(recipe("digits"), [*SMALL["digits"], "train.steps=4", "data.val_fraction=0.2"])
     result = experiment.run(tmp_path)
     found = load_run(tmp_path)
     assert found.experiment == experiment.fitted()
     assert found.step == result.best["step"]
     assert not found.model.training
     assert found.evaluate()["accuracy"] == pytest.approx(result.best["accuracy"])
+
+
+def test_a_run_that_saw_the_test_set_is_loaded_with_its_last_weights(tmp_path):
+    experiment = apply_overrides(recipe("digits"), [*SMALL["digits"], "train.steps=4"])
+    result = experiment.run(tmp_path)
+    assert result.best["step"] < 4, "otherwise this shows nothing"
+    found = load_run(tmp_path)
+    assert found.step == 4
+    assert found.evaluate()["accuracy"] == pytest.approx(result.metrics["accuracy"])
+
+
+def test_data_may_have_moved(tmp_path):
+    experiment = apply_overrides(recipe("digits"), [*SMALL["digits"], "train.steps=1"])
+    experiment.run(tmp_path / "run")
+    moved = load_run(tmp_path / "run").on_data(tmp_path)
+    assert moved.experiment.data.root == tmp_path
+    assert "accuracy" in moved.evaluate()
 
 
 def test_an_unknown_recipe_gets_the_nearest():

@@ -9,6 +9,8 @@ from pathlib import Path
 from topomask.cli.failures import plain_failures
 
 _RESULTS, _RUNS = Path("results"), Path("runs")
+# Fields that do not change the numbers.
+_FREE = ("data.download", "data.root")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,8 +40,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 @plain_failures
 def run(options: argparse.Namespace) -> None:
     """Run what is missing, and print the table."""
-    if options.overrides and (options.results == _RESULTS or options.runs == _RUNS):
+    free = [override for override in options.overrides if override.partition("=")[0].strip() in _FREE]
+    if len(free) < len(options.overrides) and (options.results == _RESULTS or options.runs == _RUNS):
         raise ValueError("With fields of your own, pass folders of your own, too: --results and --runs.")
+    if options.show and (options.only or options.seeds):
+        raise ValueError("--show shows all that there is. Leave out --only and --seeds.")
     if options.threads is not None and options.threads < 1:
         raise ValueError(f"`--threads` must be at least 1, but is {options.threads}.")
     if options.data is not None:

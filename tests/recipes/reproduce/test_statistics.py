@@ -60,8 +60,10 @@ def test_verdicts(low, high, verdict):
     assert Difference((low + high) / 2, low, high, 3).verdict == verdict
 
 
-def test_the_same_gap_for_every_seed_is_sure():
+def test_the_same_gap_for_three_seeds_is_sure_and_for_two_is_not():
     found = paired_difference({0: 1.5, 1: 2.5}, {0: 1.0, 1: 2.0})
+    assert (found.low, found.high, found.verdict) == (0.5, 0.5, "undecided")
+    found = paired_difference({0: 1.5, 1: 2.5, 2: 3.5}, {0: 1.0, 1: 2.0, 2: 3.0})
     assert (found.low, found.high, found.verdict) == (0.5, 0.5, "holds")
 
 

@@ -22,25 +22,28 @@ def runs_of(folder):
     return sorted(path.parent.name for path in folder.glob("*/runs") for _ in path.read_text())
 
 
-def run(tmp_path, study=STUDY, seeds=(0, 1), **options):
+def run(tmp_path, study=STUDY, seeds=(0, 1, 2), **options):
     said = []
     run_study(study, seeds, tmp_path / "results", tmp_path / "runs", say=said.append, **options)
     return said
 
 
 def test_only_what_has_no_result_is_run(tmp_path):
-    assert run(tmp_path, only=["grf"], seeds=[1]) == ["[1/1] masked, seed 1"]
+    assert run(tmp_path, only=["grf"], seeds=[1]) == ["[1/1] masked (grf), seed 1"]
     said = run(tmp_path)
     # Seed by seed, so that a table is useful early.
     assert said == [
-        "[1/6] unmasked, seed 0",
-        "[2/6] masked, seed 0",
-        "[3/6] masked more, seed 0",
-        "[4/6] unmasked, seed 1",
-        "[6/6] masked more, seed 1",
+        "[1/9] unmasked (linear), seed 0",
+        "[2/9] masked (grf), seed 0",
+        "[3/9] masked more (grf-100), seed 0",
+        "[4/9] unmasked (linear), seed 1",
+        "[6/9] masked more (grf-100), seed 1",
+        "[7/9] unmasked (linear), seed 2",
+        "[8/9] masked (grf), seed 2",
+        "[9/9] masked more (grf-100), seed 2",
     ]
     assert run(tmp_path) == []
-    assert runs_of(tmp_path / "runs") == sorted(f"{cell.name}-{seed}" for cell in STUDY.cells for seed in (0, 1))
+    assert runs_of(tmp_path / "runs") == sorted(f"{cell.name}-{seed}" for cell in STUDY.cells for seed in (0, 1, 2))
 
 
 def test_a_study_that_was_stopped_goes_on(tmp_path):
@@ -50,15 +53,15 @@ def test_a_study_that_was_stopped_goes_on(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         run(tmp_path)
     (tmp_path / "runs" / "stop").unlink()
-    assert len(run(tmp_path)) == 4
-    assert runs_of(tmp_path / "runs") == sorted(f"{cell.name}-{seed}" for cell in STUDY.cells for seed in (0, 1))
+    assert len(run(tmp_path)) == 6
+    assert runs_of(tmp_path / "runs") == sorted(f"{cell.name}-{seed}" for cell in STUDY.cells for seed in (0, 1, 2))
 
 
 def test_a_result_is_kept_with_all_it_depends_on(tmp_path):
     run(tmp_path, seeds=[1], only=["grf"])
     found = json.loads((tmp_path / "results" / "grf-1.json").read_text())
     assert (found["cell"], found["seed"], found["seconds"]) == ("grf", 1, 3.0)
-    assert found["metrics"] == {"accuracy": pytest.approx(0.751), "loss": 1.0}
+    assert found["metrics"] == {"accuracy": pytest.approx(0.751), "loss": 1.0, "val_accuracy": 0.25}
     assert (found["config"]["level"], found["config"]["train"]["seed"]) == (0.75, 1)
     assert {"topomask", "torch", "numpy", "python", "threads"} <= found["versions"].keys()
 
@@ -69,8 +72,8 @@ def test_a_result_of_another_config_does_not_count(tmp_path):
     assert collect(other, tmp_path / "results")["grf"] == {}
     table = summarize(other, tmp_path / "results").table
     assert table.rows[1] == ["masked", "0.730", "not run", "", ""]
-    assert len(run(tmp_path, other)) == 2
-    assert collect(other, tmp_path / "results")["grf"] == pytest.approx({0: 0.8, 1: 0.801})
+    assert len(run(tmp_path, other)) == 3
+    assert collect(other, tmp_path / "results")["grf"] == pytest.approx({0: 0.8, 1: 0.801, 2: 0.804})
 
 
 def test_what_is_shown_and_where_data_lives_does_not_count(tmp_path):
@@ -90,25 +93,25 @@ def test_the_table_has_the_papers_values_ours_and_what_holds(tmp_path):
     assert section.table.headings[1:] == [
         "the paper, its data",
         "ours, % (higher is better)",
-        "minus unmasked",
+        "minus unmasked, points",
         "seconds",
     ]
     assert section.table.rows == [
-        ["unmasked", "0.693", "50.05 ± 0.07 (2 seeds)", "", "2"],
-        ["masked", "0.730", "75.05 ± 0.07 (2 seeds)", "+25.00 [+25.00, +25.00]", "2"],
-        ["masked more", NOT_AVAILABLE, "25.05 ± 0.07 (2 seeds)", "-25.00 [-25.00, -25.00]", "2"],
+        ["unmasked", "0.693", "50.17 ± 0.21 (3 seeds)", "", "3"],
+        ["masked", "0.730", "75.17 ± 0.21 (3 seeds)", "+25.00 [+25.00, +25.00]", "3"],
+        ["masked more", NOT_AVAILABLE, "25.17 ± 0.21 (3 seeds)", "-25.00 [-25.00, -25.00]", "3"],
     ]
     assert section.notes == [
-        "masked better than unmasked (the paper: +3.7 points): holds here, by +25.00 [+25.00, +25.00] %, paired over "
-        "2 seeds.",
+        "masked better than unmasked (the paper: +3.7 points): holds here, by +25.00 [+25.00, +25.00] points, paired "
+        "over 3 seeds.",
         "masked more better than unmasked (the paper: more is better): does not hold here, by -25.00 [-25.00, -25.00] "
-        "%, paired over 2 seeds.",
+        "points, paired over 3 seeds.",
     ]
     assert "0.730" in to_text(section)
 
 
 def test_where_less_is_better_the_signs_turn(tmp_path):
-    study = replace(STUDY, higher_is_better=False, scale=1000.0, unit="mm")
+    study = replace(STUDY, higher_is_better=False, scale=1000.0, unit="mm", gap_unit="mm")
     run(tmp_path)
     section = summarize(study, tmp_path / "results")
     assert section.table.headings[2] == "ours, mm (lower is better)"
@@ -121,13 +124,13 @@ def test_what_is_not_whole_is_said(tmp_path):
     assert summarize(STUDY, tmp_path / "results").notes == [
         "masked better than unmasked (the paper: +3.7 points): not run.",
         "masked more better than unmasked (the paper: more is better): not run.",
-        "Not whole yet: unmasked: 0 of 2 seeds; masked: 0 of 2 seeds; masked more: 0 of 2 seeds.",
+        "Not whole yet: unmasked: 0 of 3 seeds; masked: 0 of 3 seeds; masked more: 0 of 3 seeds.",
     ]
     run(tmp_path, seeds=[0], only=["linear", "grf"])
     section = summarize(STUDY, tmp_path / "results")
     assert section.table.rows[1] == ["masked", "0.730", "75.00 (1 seed)", "+25.00", "2"]
-    assert section.notes[0].endswith("undecided here, by +25.00 %, paired over 1 seed.")
-    assert section.notes[2] == "Not whole yet: unmasked: 1 of 2 seeds; masked: 1 of 2 seeds; masked more: 0 of 2 seeds."
+    assert section.notes[0].endswith("open here, by +25.00 points, paired over 1 seed.")
+    assert section.notes[2] == "Not whole yet: unmasked: 1 of 3 seeds; masked: 1 of 3 seeds; masked more: 0 of 3 seeds."
 
 
 def test_seconds_are_those_of_runs_that_count(tmp_path):
@@ -155,7 +158,40 @@ def test_fields_of_all_rows_are_changed():
     changed = STUDY.changed(["train.epochs=3"])
     assert [cell.experiment.train.epochs for cell in changed.cells] == [3, 3, 3]
     assert [cell.experiment.level for cell in changed.cells] == [0.5, 0.75, 0.25]
-    assert STUDY.changed([]) == replace(STUDY, cells=list(STUDY.cells))
+    assert STUDY.changed([]) == replace(STUDY, cells=[replace(cell, alternatives=[]) for cell in STUDY.cells])
+
+
+@pytest.mark.parametrize(("override", "how"), [("level=1", "--only"), ("train.seed=3", "--seeds")])
+def test_what_tells_rows_apart_is_not_changed(override, how):
+    with pytest.raises(ValueError, match=rf"`{override.partition('=')[0]}` cannot be set.*{how}"):
+        STUDY.changed([override])
+
+
+def test_alternatives_are_chosen_by_validation_for_every_seed(tmp_path):
+    # The toy's validation accuracy falls as its accuracy rises.
+    cell = replace(STUDY.cells[1], alternatives=[Toy(0.6), Toy(0.7)])
+    study = replace(STUDY, cells=[STUDY.cells[0], cell], claims=STUDY.claims[:1])
+    run(tmp_path, replace(study, cells=[study.cells[0], replace(cell, alternatives=[Toy(0.6)])]))
+    assert collect(study, tmp_path / "results")["grf"] == {}, "one of the alternatives is still to be run"
+    assert run(tmp_path, study) == [f"[{4 * seed + 4}/12] masked (grf.2), seed {seed}" for seed in range(3)]
+    assert collect(study, tmp_path / "results")["grf"] == pytest.approx({0: 0.6, 1: 0.601, 2: 0.604})
+
+
+def test_published_rows_and_other_metrics_are_shown(tmp_path):
+    study = replace(STUDY, published=[("GKAT", "69.7")], also=[("loss", "loss, %")], repeats="folds")
+    run(tmp_path, study)
+    table = summarize(study, tmp_path / "results").table
+    assert table.headings[4:] == ["loss, %", "seconds"]
+    assert table.rows[0] == ["GKAT", "69.7", "", "", "", ""]
+    assert table.rows[1][4] == "100.00 ± 0.00 (3 folds)"
+
+
+def test_free_fields_may_be_missing_from_a_result():
+    config = {"data": {"name": "x"}, "train": {"epochs": 3}}
+    kept = RunResult("a", 0, {}, 1.0, {"data": {"name": "x", "download": None}, "train": {"epochs": 3}}, {})
+    assert kept.has(config)
+    assert not kept.has({"data": {"name": "y"}, "train": {"epochs": 3}})
+    assert not kept.has(config | {"model": {}})
 
 
 def test_a_variant_differs_in_its_attention_only():

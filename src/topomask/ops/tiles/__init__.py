@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from topomask.ops.backend import MAX_PARTS, arrays, row_blocks
-from topomask.ops.tiles.kernels import CHUNK, backward_kernel, forward_kernel, share_kernel
+from topomask.ops.tiles.kernels import backward_kernel, fold_kernel, forward_kernel, share_kernel
 from topomask.ops.tiles.layout import Layout
 from topomask.ops.tiles.vectors import LANES
 from topomask.ops.tiles.weights import ENTRIES, FEATURES, PACKED, pack_kernel
@@ -31,6 +31,9 @@ class Source(NamedTuple):
     # Of queries: row_ptr, columns, values, sizes; of keys, by column: column_ptr, rows, values, sizes.
     features: tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 
+
+# Tiles that go through the whole batch together, and their keys.
+_MOST_TOGETHER, _KEYS_TOGETHER = 8, 4096
 
 _FLOATS, _INTS, _LONGS = (torch.zeros(0, dtype=t, device="cpu") for t in (torch.float32, torch.int32, torch.int64))
 _NO_PACKED = (_FLOATS, _FLOATS)
@@ -91,8 +94,13 @@ def _room(
     """Floats and integers for every block to work with."""
     most = layout.most_keys * LANES
     padded = sum(_padded(width) for width in widths)
-    size = (per_chunk * CHUNK + per_tile) * most + 32 * padded + 64 + num_inner * layout.most_inner * LANES
+    size = (per_chunk * _together(layout) + per_tile) * most + 32 * padded + 64 + num_inner * layout.most_inner * LANES
     return torch.empty(count, size, dtype=torch.float32, device="cpu").numpy(), np.empty((count, most), np.int32)
+
+
+def _together(layout: Layout) -> int:
+    """Tiles that go through the whole batch together, so that their keys and gradients of keys stay in the cache."""
+    return max(1, min(_MOST_TOGETHER, _KEYS_TOGETHER // max(1, layout.most_keys)))
 
 
 def _padded(width: int) -> int:
@@ -115,6 +123,7 @@ def forward(
         *(_nested(parts) for parts in source[2:]),
         *arrays(q, k, v, is_key),
         blocks,
+        _together(layout),
         scratch,
         bits,
         _maps(layout, source, k.shape[1], len(blocks) - 1),
@@ -159,6 +168,7 @@ def backward(
         *(_nested(parts) for parts in source[2:]),
         *arrays(q, k, v, is_key, grad, out, denominator),
         blocks,
+        _together(layout),
         targets,
         scratch,
         bits,
@@ -175,16 +185,23 @@ def backward(
 def _share_keys(layout: Layout, blocks: np.ndarray, num_keys: int) -> tuple[np.ndarray, Tensor]:
     """The row of gradients of every key of the tiles, and the keys of the rows after the first ``num_keys``."""
     starts, keys = arrays(layout.starts, layout.keys)
-    targets, shared = np.empty(len(keys), np.int32), np.empty(num_keys * (len(blocks) - 2), np.int64)
-    return targets, torch.from_numpy(shared[: share_kernel(blocks, starts, keys, num_keys, targets, shared)])
+    count = len(blocks) - 1
+    if count == 1:
+        return keys, torch.zeros(0, dtype=torch.int64)
+    if count not in layout.shares:
+        targets, shared = np.empty(len(keys), np.int32), np.empty(num_keys * (count - 1), np.int64)
+        found = share_kernel(blocks, starts, keys, num_keys, targets, shared)
+        layout.shares[count] = targets, torch.from_numpy(shared[:found].copy())
+    return layout.shares[count]
 
 
 def _fold(sums: Tensor, shared: Tensor, like: Tensor) -> Tensor:
     """Add the rows of shared keys, which are at the end, to those of the keys, in place."""
     batch, num_keys, width = like.shape
-    own, others = sums[: batch * num_keys], sums[batch * num_keys :]
-    out = own.view(batch, num_keys, sums.shape[1]).index_add_(1, shared, others.view(batch, len(shared), sums.shape[1]))
-    return out[..., :width].contiguous()
+    fold_kernel(shared.numpy(), num_keys, batch, sums.numpy())
+    out = sums[: batch * num_keys].view(batch, num_keys, sums.shape[1])[..., :width].contiguous()
+    # Where threads share most keys, what they shared is larger than the answer, and must not live as long.
+    return out.clone() if len(shared) > num_keys // 4 else out
 
 
 def _zeros(*shape: int) -> Tensor:

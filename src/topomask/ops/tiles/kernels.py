@@ -12,8 +12,6 @@ from topomask.ops.tiles.vectors import KEYS, LANES
 from topomask.ops.tiles.weights import ENTRIES, FEATURES, PACKED, fill, spread_entries, spread_features
 
 _LOWEST = np.float32(LOWEST)
-# Tiles that are taken through the whole batch together: their keys, and gradients of keys, stay in the second cache.
-CHUNK = 8
 
 
 @njit(error_model="numpy")
@@ -167,6 +165,7 @@ def _differentiate(
             grad_size + at,
         )  # fmt: skip
         vectors.add_rows(pull, grad_row, deep, to_v, those, to_k, those, padded)
+        # The next keys are fetched twice, here and below: this is the last use of the gradients of these.
         vectors.add_rows(score + at, row, padded, to_k, those, k_at, these + 4 * KEYS, width)
         vectors.add_keys(score + at, k_at, these, width, to, k_at, width)
     vectors.lanes_to_rows(to, padded, out_row)
@@ -187,17 +186,17 @@ def _differentiate(
 
 
 def _forward(
-    source, softmax, normalize, own, layout, packed, entries, features, q, k, v, is_key, blocks, scratch, bits, maps,
-    out, denominator,
+    source, softmax, normalize, own, layout, packed, entries, features, q, k, v, is_key, blocks, together, scratch,
+    bits, maps, out, denominator,
 ):  # fmt: skip
-    """Attention [B, R, D] and its denominator [B, R]."""
+    """Attention [B, R, D] and its denominator [B, R]; ``together`` tiles at a time go through the whole batch."""
     order, starts, num_rows = layout[0], layout[1], layout[6]
     batch, _, width = q.shape
     depth = v.shape[2]
     padded, deep = (width + 15) // 16 * 16, (depth + 15) // 16 * 16
     for block in prange(blocks.shape[0] - 1):
         room, most = scratch[block], bits.shape[1]
-        many = CHUNK * most
+        many = together * most
         weights, sizes, scores = room[:many], room[many : 2 * many], room[2 * many : 2 * many + most]
         at = 2 * many + most
         lanes, rows = room[at : at + padded * 16], room[at + padded * 16 : at + padded * 32]
@@ -206,8 +205,8 @@ def _forward(
         totals, inner_lanes = room[at + deep * 32 : at + deep * 32 + 64], room[at + deep * 32 + 64 :]
         own_maps = (maps[0][block], maps[1][block], maps[2][block])
         rows[:] = 0
-        for chunk in range(blocks[block], blocks[block + 1], CHUNK):
-            end = min(chunk + CHUNK, blocks[block + 1])
+        for chunk in range(blocks[block], blocks[block + 1], together):
+            end = min(chunk + together, blocks[block + 1])
             if source == PACKED:
                 weights = packed[0][starts[chunk] * LANES : starts[end] * LANES]
                 sizes = packed[1][starts[chunk] * LANES : starts[end] * LANES] if own else weights
@@ -274,7 +273,7 @@ def _find_targets(first, end, targets, num_keys, shift, out):
 
 def _backward(
     source, softmax, normalize, own, layout, packed, entries, features, q, k, v, is_key, grad, out, denominator, blocks,
-    targets, scratch, bits, maps, grad_entries, grad_features, grad_q, grad_k, grad_v,
+    together, targets, scratch, bits, maps, grad_entries, grad_features, grad_q, grad_k, grad_v,
 ):  # fmt: skip
     """Gradients of everything; those of keys and values are rows of padded width, those of shared keys at the end."""
     order, starts, num_rows = layout[0], layout[1], layout[6]
@@ -284,7 +283,7 @@ def _backward(
     padded, deep = (width + 15) // 16 * 16, (depth + 15) // 16 * 16
     for block in prange(blocks.shape[0] - 1):
         room, most = scratch[block], bits.shape[1]
-        many = CHUNK * most
+        many = together * most
         weights, sizes = room[:many], room[many : 2 * many]
         grad_weights, grad_sizes = room[2 * many : 3 * many], room[3 * many : 4 * many]
         at = 4 * many
@@ -302,8 +301,8 @@ def _backward(
         own_maps = (maps[0][block], maps[1][block], maps[2][block])
         bare = totals[:16]
         rows[:], grad_rows[:] = 0, 0
-        for chunk in range(blocks[block], blocks[block + 1], CHUNK):
-            end = min(chunk + CHUNK, blocks[block + 1])
+        for chunk in range(blocks[block], blocks[block + 1], together):
+            end = min(chunk + together, blocks[block + 1])
             count = (starts[end] - starts[chunk]) * LANES
             if source == PACKED:
                 weights = packed[0][starts[chunk] * LANES : starts[end] * LANES]
@@ -376,5 +375,16 @@ def _share_keys(blocks, starts, keys, num_keys, targets, shared):
     return count
 
 
-share_kernel = Kernel(_share_keys, threads=False)
+def _fold(shared, num_keys, batch, sums):
+    """Add the rows of shared keys, which are behind those of all keys of the batch, to the rows of these keys."""
+    pieces = sums.shape[1] // LANES
+    for piece in prange(batch * pieces):
+        b, at = piece // pieces, piece % pieces * LANES
+        for p in range(shared.shape[0]):
+            row = batch * num_keys + b * shared.shape[0] + p
+            for a in range(at, at + LANES):
+                sums[b * num_keys + shared[p], a] += sums[row, a]
+
+
+share_kernel, fold_kernel = Kernel(_share_keys, threads=False), Kernel(_fold)
 forward_kernel, backward_kernel = Kernel(_forward, fastmath=True), Kernel(_backward, fastmath=True)

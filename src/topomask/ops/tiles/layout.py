@@ -31,6 +31,8 @@ class Layout(NamedTuple):
     num_pairs: int
     most_keys: int  # of a tile
     most_inner: int  # columns of walk features that a tile sees at most; 0 for entries
+    # For a number of threads, where each adds gradients of keys, and which keys they share; filled when first needed.
+    shares: dict[int, tuple[np.ndarray, Tensor]]
 
 
 def _order_nodes(row_ptr, columns, order):
@@ -244,5 +246,6 @@ def make_layout(
         num_pairs=int(pairs.sum()),
         most_keys=int(np.diff(starts).max(initial=0)),
         most_inner=int(inners.max(initial=0)),
+        shares={},
     )
     return layout, torch.from_numpy(slots)

@@ -19,6 +19,7 @@ _TABLE1 = (
     ("grf", "GRF-masked linear, our walks", NOT_AVAILABLE),
     ("grf-softmax", "GRF-masked softmax", NOT_AVAILABLE),
 )
+_PAPER = "the paper: ImageNet, iNaturalist"
 _ABLATION: dict[str, Any] = {"num_walks": 100, "halt_prob": 0.5}
 _TABLE3: tuple[tuple[str, str, str, str, dict[str, Any]], ...] = (
     ("grf-paper-100", "grf-paper", "GRF-masked, 100 walks, halt 0.5", "0.730", _ABLATION),
@@ -72,6 +73,7 @@ def table1() -> Study:
         claims=_CLAIMS1,
         baseline="linear",
         seeds=3,
+        paper_heading=_PAPER,
     )
 
 
@@ -103,6 +105,7 @@ def digits() -> Study:
         claims=(*_CLAIMS1, *_CLAIMS3),
         baseline="linear",
         seeds=5,
+        paper_heading=_PAPER,
     )
 
 
@@ -146,4 +149,5 @@ def tiny_imagenet() -> Study:
         claims=[claim for claim in _CLAIMS1 if {claim.better, claim.worse} <= set(names)],
         baseline="linear",
         seeds=1,
+        paper_heading=_PAPER,
     )

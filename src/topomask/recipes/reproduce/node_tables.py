@@ -111,9 +111,9 @@ def nodes(name: str) -> Study:
             Cell("mlp", "the same without the graph", ours("mlp", local="none")),
         ),
         claims=(
-            Claim("grf", "gcn", "no paper's: ours against GCN"),
-            Claim("grf", "gat", "no paper's: ours against GAT"),
-            Claim("grf", "unmasked", "no paper's: what the mask adds"),
+            Claim("grf", "gcn"),
+            Claim("grf", "gat"),
+            Claim("grf", "unmasked"),
         ),
         baseline="unmasked",
         seeds=setting.seeds,

@@ -18,7 +18,10 @@ of them by `python -m topomask.recipes.reproduce.page`.
 
 The scale is that of two cores, so the numbers are not the paper's; the question is whether its ordering appears. A
 claim "holds" where the 95 % interval of the difference, paired by seed (Student's t), lies above 0, "does not hold"
-where it lies below, and is "undecided" otherwise. Accuracies are of the last step; nothing was chosen by them.
+where it lies below, and is "undecided" otherwise; as long as seeds are missing it is "open". Intervals are over seeds
+of training on one and the same test set, so they do not cover the choice of its examples, and each stands for itself:
+of twenty such intervals one is expected to miss. Accuracies are of the last step, and nothing was chosen by them;
+where weights were chosen on validation examples, the table says so.
 
 Seconds are those of one thread beside other work, pauses included, and say nothing about speed: see
 [speed.md](speed.md).
