@@ -29,6 +29,7 @@ ALL = (
     "mask_costs",
     "vit",
     "interlacer",
+    "node_training",
     "strategies",
     "start",
 )

@@ -21,6 +21,7 @@ from topomask.nn import SparseRows
 
 Array = npt.NDArray[Any]
 Scaling = Literal["none", "binary", "row"]
+Metric = Literal["accuracy", "roc_auc"]
 _KEYS = ("x_data", "x_indices", "x_indptr", "x_shape", "y", "edges", "train_mask", "val_mask", "test_mask")
 _SPLITS = ("train", "val", "test")
 
@@ -39,7 +40,7 @@ class NodeEntry:
     """
 
     num_nodes: int
-    metric: Literal["accuracy", "roc_auc"] = "accuracy"
+    metric: Metric = "accuracy"
     scaling: Scaling = "none"
     sparse: bool = True
     num_splits: int = 1
@@ -90,7 +91,7 @@ class NodeSet:
     labels: Tensor
     num_classes: int
     masks: dict[str, Tensor]
-    metric: str = "accuracy"
+    metric: Metric = "accuracy"
 
     def __post_init__(self) -> None:
         count = self.graph.num_nodes
@@ -105,7 +106,7 @@ class NodeSet:
                 raise ValueError(f"`masks[{split!r}]` must be bool of shape [splits, num_nodes={count}].")
 
     @classmethod
-    def from_pyg(cls, name: str, data: Any, metric: str = "accuracy") -> NodeSet:
+    def from_pyg(cls, name: str, data: Any, metric: Metric = "accuracy") -> NodeSet:
         """From PyG's ``Data`` with ``x``, ``y`` and masks [N] or [N, splits], such as its ``Planetoid``."""
         masks = {}
         for split in _SPLITS:

@@ -19,7 +19,7 @@ class GraphData:
     """Graphs with a class each.
 
     Args:
-        name: A set of TUDataset, or a motif whose graphs are generated; see topomask list.
+        name: A set of TUDataset, one of your own in the same format, or a motif whose graphs are generated.
         root: The data root; none is $TOPOMASK_DATA, or a folder in the user's cache.
         fold: Which of the ten folds of the fair comparison; for motifs, the seed of the graphs.
         batch_size: Graphs per step, over all processes.
@@ -32,10 +32,12 @@ class GraphData:
 
     def load(self, split: str) -> GraphSet:
         """A part of the set."""
-        look_up(dict.fromkeys((*TU_SETS, *MOTIFS)), "set of graphs", self.name)
         if self.name in MOTIFS:
             return _motifs(self.name, split, self.fold)
-        return _tu_part(self.name, data_root(self.root), split, self.fold)
+        root = data_root(self.root)
+        if not any((root / "tudataset" / name).exists() for name in (self.name, f"{self.name}.zip")):
+            look_up(dict.fromkeys((*TU_SETS, *MOTIFS)), "set of graphs", self.name)
+        return _tu_part(self.name, root, split, self.fold)
 
 
 # An experiment asks for its sets more than once, and a table has many experiments on the same.
@@ -50,10 +52,10 @@ def _tu(name: str, root: Path) -> GraphSet:
 
 
 def _tu_part(name: str, root: Path, split: str, fold: int) -> GraphSet:
-    folds = fair_splits(name, root=root)
+    whole, folds = _tu(name, root), fair_splits(name, root=root)
     if not 0 <= fold < len(folds):
         raise ValueError(f"`data.fold` must lie in [0, {len(folds)}), but is {fold}.")
-    return _tu(name, root).subset(getattr(folds[fold], split).tolist())
+    return whole.subset(getattr(folds[fold], split).tolist())
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -30,9 +30,11 @@ class NodeData:
     split: int = 0
 
     def load(self) -> NodeSet:
-        """The set."""
-        look_up(NODE_SETS, "set of nodes", self.name)
-        return _load(self.name, data_root(self.root))
+        """The set: a known one, or any of the same layout."""
+        root = data_root(self.root)
+        if not (root / "node" / f"{self.name}.npz").is_file():
+            look_up(NODE_SETS, "set of nodes", self.name)
+        return _load(self.name, root)
 
 
 @lru_cache(maxsize=1)
@@ -64,7 +66,8 @@ class NodeExperiment(Experiment):
 
     def with_seed(self, seed: int) -> Self:
         """The same with other weights and walks, and with another split where the set has several."""
-        split = seed % look_up(NODE_SETS, "set of nodes", self.data.name).num_splits
+        known = NODE_SETS.get(self.data.name)
+        split = seed % (self.data.load().num_splits if known is None else known.num_splits)
         return replace(super().with_seed(seed), data=replace(self.data, split=split))
 
     def batches(self, split: str, training: bool = False) -> Sequence[NodeBatch]:  # noqa: ARG002
@@ -73,7 +76,7 @@ class NodeExperiment(Experiment):
 
     def task(self) -> Task:
         """Cross entropy, and the metric of the set."""
-        return NodeClassification(NODE_SETS[self.data.name].metric)
+        return NodeClassification(self.data.load().metric)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from topomask.data import GraphBatch, NodeBatch
+from topomask.data.node_sets import Metric
 from topomask.train.tasks import Task, in_full
-
-Metric = Literal["accuracy", "roc_auc"]
 
 
 class GraphClassification(Task):

@@ -1,0 +1,44 @@
+from dataclasses import replace
+
+import pytest
+
+from graph_files import write_nodes
+from topomask.config import apply_overrides
+from topomask.recipes.nodes import NodeData, nodes, nodes_baseline
+from topomask.recipes.registry import load_run
+
+SMALL = ["model.depth=1", "model.dim=8", "model.num_heads=2", "train.epochs=30", "train.progress=false"]
+
+
+@pytest.mark.parametrize("recipe", [nodes, nodes_baseline])
+def test_nodes_are_trained_on_and_measured_on_the_test_nodes(tmp_path, recipe):
+    write_nodes(tmp_path)
+    experiment = replace(apply_overrides(recipe(), SMALL), data=NodeData("rings", root=tmp_path))
+    result = experiment.run(tmp_path / "run")
+    found = experiment.measure(result)
+    assert {"accuracy", "val_accuracy"} <= found.keys()
+    loaded = load_run(tmp_path / "run")
+    assert loaded.evaluate("test")["accuracy"] == pytest.approx(found["accuracy"])
+
+
+def test_what_features_tell_is_learnt(tmp_path):
+    write_nodes(tmp_path)
+    fields = [*SMALL, "model.mask=none", "model.local=none", "model.dropout=0", "model.input_dropout=0"]
+    experiment = replace(apply_overrides(nodes(), fields), data=NodeData("rings", root=tmp_path))
+    assert experiment.measure(experiment.run(tmp_path / "run"))["accuracy"] == 1.0
+
+
+def test_a_seed_is_a_split_where_there_are_several(tmp_path):
+    write_nodes(tmp_path)
+    experiment = replace(nodes(), data=NodeData("rings", root=tmp_path))
+    assert [experiment.with_seed(seed).data.split for seed in range(4)] == [0, 1, 0, 1]
+    assert [nodes().with_seed(seed).data.split for seed in range(3)] == [0, 0, 0]
+    (batch,) = experiment.with_seed(1).batches("train")
+    assert batch.nodes.tolist() == [node for node in range(30) if (node + 1) % 3 == 0]
+
+
+def test_an_unknown_set_gets_the_nearest(tmp_path):
+    with pytest.raises(ValueError, match=r"no set of nodes 'coraa'. Did you mean cora"):
+        NodeData("coraa", root=tmp_path).load()
+    with pytest.raises(FileNotFoundError, match=r"cora\.npz"):
+        NodeData("cora", root=tmp_path).load()
