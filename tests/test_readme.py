@@ -13,6 +13,14 @@ def test_the_first_example_runs_as_it_stands():
     assert names["y"].shape == (1, 32768, 128)
 
 
+def test_the_examples_of_the_page_on_graphs_run():
+    page = README.parent / "docs" / "graphs.md"
+    for code in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL):
+        names: dict = {}
+        exec(code, names)
+        assert names["logits"].shape == (2, 2)
+
+
 def test_pictures_and_pages_exist():
     for page in (README, *(README.parent / "docs").glob("*.md")):
         for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
