@@ -106,7 +106,10 @@ def test_own_pictures_are_trained_on(tmp_path, capsys):
         (["train.steps=0"], "`steps` must be at least 1, but is 0"),
         (["train"], "must be field=value"),
         (["train=3"], "`train` is a group of fields"),
-        (["recipe=particles"], "Leave out recipe=particles"),
+        (["recipe=particles"], "`recipe` is filled in by the run and cannot be set. Leave it out."),
+        (["facts.mean=0.5"], "`facts` is filled in by the run and cannot be set. Leave it out."),
+        (["facts=none"], "`facts` is filled in by the run"),
+        (["mean=0.5"], "There is no field `mean`. Fields: train, start, data, label_smoothing, model."),
         (["model.attention=grff"], "Did you mean 'grf'?"),
         (["model.patch_size=3"], "`image_size` must be a multiple of `patch_size`"),
         (["model.image_size=9"], "`model.image_size` is 9, but the data has 8"),
@@ -218,4 +221,5 @@ def test_fields_are_listed_and_nothing_is_run(tmp_path, monkeypatch, capsys):
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert ["train.epochs", "int", "7"] in [line[:3] for line in lines]
     assert all(len(line) > 3 for line in lines[1:]), "every field is explained"
+    assert not {"recipe", "facts"} & {line[0].partition(".")[0] for line in lines}, "what a run fills in is not listed"
     assert not list(tmp_path.iterdir())

@@ -32,7 +32,5 @@ def run(options: argparse.Namespace) -> None:
     if options.fields:
         print(field_table(experiment))
         return
-    if experiment.recipe != options.recipe:
-        raise ValueError(f"`recipe` is the first argument. Leave out recipe={experiment.recipe}.")
     folder = Path("runs") / options.recipe if options.output is None else options.output
     train_recipe(experiment, folder, resume=options.resume, fallback=options.fallback)

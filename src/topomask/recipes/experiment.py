@@ -27,7 +27,7 @@ class Experiment(ABC):
     # A split that is looked at once, with the weights that were best on what is held out.
     final_split: ClassVar[str | None] = None
 
-    recipe: str
+    recipe: str = field(metadata={"settable": False})
     train: TrainConfig = field(default_factory=TrainConfig)
     start: Path | None = None
 
