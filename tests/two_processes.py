@@ -24,7 +24,7 @@ class FaultyInOneProcess(Classification):
         return (loss * float("nan") if self.steps == 3 and os.environ["RANK"] == "1" else loss), metrics
 
 
-ONE_STEP = replace(training.CONFIG, steps=1, optim=replace(training.OPTIM, clip=None))
+ONE_STEP = replace(training.CONFIG, epochs=None, steps=1, optim=replace(training.OPTIM, clip=None))
 
 
 def run_plainly(folder: Path, config: TrainConfig = training.CONFIG, num_examples: int = 51, **options) -> None:

@@ -157,6 +157,14 @@ def test_missing_folders_say_where_they_should_be(recipe, folder, tmp_path, monk
     assert "TOPOMASK_DATA" in message
 
 
+@pytest.mark.parametrize(("recipe", "fields"), [("particles", ["train.epochs=1"]), ("digits", ["train.steps=3"])])
+def test_a_run_has_one_length(recipe, fields, tmp_path):
+    message = refused(["train", recipe, "--output", str(tmp_path / "run"), *fields])
+    assert message.startswith("In `train`: `epochs` is ")
+    assert "but a run has one length. Set one of them and the other to none, as in epochs=none." in message
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_run_is_not_overwritten(run):
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     message = refused(["train", "digits", "--output", str(run), "train.steps=4", *DIGITS])
@@ -219,7 +227,7 @@ def test_fields_are_listed_and_nothing_is_run(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     main(["train", "digits", "--fields", "train.epochs=7"])
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert ["train.epochs", "int", "7"] in [line[:3] for line in lines]
+    assert ["train.epochs", "int", "|", "none", "7"] in [line[:5] for line in lines]
     assert all(len(line) > 3 for line in lines[1:]), "every field is explained"
     assert not {"recipe", "facts"} & {line[0].partition(".")[0] for line in lines}, "what a run fills in is not listed"
     assert not list(tmp_path.iterdir())

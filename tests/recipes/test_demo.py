@@ -9,7 +9,7 @@ from topomask.recipes import demo, demo_training
 def test_the_demo_writes_its_pictures_and_a_report(tmp_path, monkeypatch, capsys):
     """The same tour on a smaller grid, with four steps of training."""
     whole = demo_training.demo_experiment()
-    short = replace(whole, train=replace(whole.train, steps=4, eval_every=2, progress=False))
+    short = replace(whole, train=replace(whole.train, epochs=None, steps=4, eval_every=2, progress=False))
     monkeypatch.setattr(demo_training, "demo_experiment", lambda: short)
     monkeypatch.setattr(demo, "TOKENS", (32, 64))
     demo.main(tmp_path)

@@ -10,7 +10,7 @@ from topomask.train import plot_modulations, plot_run, read_metrics
 from topomask.train.journal import Journal
 from topomask.train.progress import Progress, _clock
 
-SHORT = replace(training.CONFIG, steps=6, progress=True)
+SHORT = replace(training.CONFIG, epochs=None, steps=6, progress=True)
 
 
 class Terminal(io.StringIO):

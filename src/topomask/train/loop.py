@@ -79,7 +79,7 @@ def run(
     seed_everything(config.seed, processes.rank + 1)
     data, valid = processes.shard(data), processes.shard(valid)
     length = processes.agree(len(data))
-    total = config.epochs * length if config.steps is None else config.steps
+    total = config.total_steps(length)
     optimizer = build_optimizer(model, config.optim)
     stepper = Stepper(model, optimizer, task, processes, config.precision, config.optim.clip)
     run_folder = RunFolder(Path(folder), whole | {"train": to_dict(config)}, config.keep)
