@@ -67,6 +67,7 @@ def main(folder: Path) -> None:
         refused(folder / "faulty", NonFiniteError, task=FaultyInOneProcess()),
         refused(folder / "list", ValueError, data=[*training.make_data().epoch(0)]),
         refused(folder / "uneven", ValueError, data=training.make_data(49)),
+        refused(folder / "whole", FileExistsError),
     ]
     (folder / f"messages {rank}").write_text("\n".join(messages))
 

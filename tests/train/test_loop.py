@@ -103,8 +103,9 @@ def test_the_recipe_is_kept(done):
     assert from_dict(Recipe, kept) == Recipe(train=replace(training.CONFIG, epochs=12))
     info = read_checkpoint(folder / "checkpoints" / "step-000000084.safetensors").info
     assert info["config"] == kept
-    assert {"topomask", "torch", "numpy", "python", "threads"} == info["versions"].keys()
-    assert (info["step"], info["epoch"], info["total"]) == (84, 12.0, 84)
+    named = {"topomask", "torch", "numpy", "python", "threads", "numba", "scipy", "scikit-learn", "costs"}
+    assert named == info["versions"].keys()
+    assert (info["step"], info["epoch"], info["length"], info["total"]) == (84, 12.0, 7, 84)
 
 
 def test_the_same_seed_gives_the_same_run_and_another_seed_another(tmp_path):

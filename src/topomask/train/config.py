@@ -95,8 +95,8 @@ class TrainConfig:
             _check(name, value, value is None or value >= 1, "at least 1")
         if self.epochs is not None and self.steps is not None:
             raise ValueError(
-                f"`epochs` is {self.epochs} and `steps` is {self.steps}, but a run has one length. Set one of them and the "
-                "other to none, as in epochs=none."
+                f"`epochs` is {self.epochs} and `steps` is {self.steps}, but a run has one length. Set one of them and "
+                "the other to none, as in epochs=none."
             )
         _check("seed", self.seed, 0 <= self.seed < 2**63, "in [0, 2**63)")
         _check("precision", self.precision, self.precision in ("float32", "bfloat16"), "'float32' or 'bfloat16'")
