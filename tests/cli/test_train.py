@@ -1,5 +1,6 @@
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -208,6 +209,24 @@ def test_fine_tuning_takes_all_but_the_head(trained, tmp_path):
     for name, value in before.items():
         same = torch.allclose(after[name].double(), value.double(), atol=1e-6)
         assert same != name.startswith("head."), name
+
+
+def test_fine_tuning_goes_on_without_the_file_it_started_from(trained, tmp_path):
+    start = Path(shutil.copy(trained / "checkpoints" / "best.safetensors", tmp_path))
+    fields = [f"start={start}", *DIGITS, "train.steps=2", "train.checkpoint_every=1"]
+    command = ["train", "digits", "--output", str(tmp_path / "run"), "--resume", *fields]
+    main(command)
+    checkpoints = tmp_path / "run" / "checkpoints"
+    whole = read_checkpoint(checkpoints / "step-000000002.safetensors").weights
+    (checkpoints / "step-000000002.safetensors").unlink()
+    start.unlink()
+    main(command)
+    after = read_checkpoint(checkpoints / "step-000000002.safetensors").weights
+    assert all(torch.equal(value, whole[name]) for name, value in after.items())
+    # Where no checkpoint is whole, the run starts anew and needs it.
+    for path in checkpoints.glob("step-*"):
+        path.write_bytes(path.read_bytes()[:-1])
+    assert f"There is no checkpoint {start}" in refused([*command, "--fallback"])
 
 
 def test_fine_tuning_from_another_model_says_what_does_not_fit(trained, tmp_path):
