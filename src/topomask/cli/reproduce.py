@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from functools import partial
 from pathlib import Path
 
 from topomask.cli.failures import plain_failures
@@ -35,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--threads", type=int, help="threads to use; default: as many as there are cores")
 
 
-@plain_failures
+@partial(plain_failures, go_on="What was saved is whole; the same command goes on where it was.")
 def run(options: argparse.Namespace) -> None:
     """Run what is missing, and print the table."""
     if options.overrides and (options.results == _RESULTS or options.runs == _RUNS):

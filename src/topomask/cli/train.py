@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from functools import partial
 from pathlib import Path
 
 from topomask.cli.failures import plain_failures
@@ -21,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--fields", action="store_true", help="list the fields that can be set, and stop")
 
 
-@plain_failures
+@partial(plain_failures, go_on="What was saved is whole; the same command goes on with --resume.")
 def run(options: argparse.Namespace) -> None:
     """Train, and draw what happened."""
     from topomask.config import apply_overrides, field_table
