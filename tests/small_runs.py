@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-# A model with next to no weights.
-MODEL = ["model.depth=1", "model.dim=8", "model.num_heads=2", "train.progress=false"]
+# A model with next to no weights; tests set the length of a run in steps.
+MODEL = ["model.depth=1", "model.dim=8", "model.num_heads=2", "train.progress=false", "train.epochs=none"]
 # Fields that make a recipe small, for recipes whose data ships or is generated.
 SMALL = {
     "digits": ["data.limit=64", "data.batch_size=32", *MODEL],

@@ -197,6 +197,65 @@ def test_the_table_shows_types_values_and_docs():
     assert any(line.split()[:3] == ["shuffle", "bool", "true"] for line in lines)
 
 
+@dataclass(frozen=True)
+class Shape:
+    width: int
+    height: int = 3
+
+
+@dataclass(frozen=True)
+class Whole:
+    lower: int = 0
+
+    def __post_init__(self):
+        if not self.lower:
+            raise ValueError("`lower` must be positive.")
+
+
+@dataclass(frozen=True)
+class Filled:
+    name: str = field(metadata={"settable": False})
+    steps: int = 3
+    found: Shape | None = field(default=None, metadata={"settable": False})
+    shape: Shape | None = None
+    whole: Whole | None = None
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("name=a", "`name` is filled in by the run and cannot be set. Leave it out."),
+        ("found.width=3", "`found` is filled in by the run"),
+        ("found=none", "`found` is filled in by the run"),
+        ("width=3", "There is no field `width`. Fields: steps, shape, whole."),
+        ("nam=b", "There is no field `nam`. Fields: steps"),
+        ("shape.width=3", "`shape` is none, and it cannot be made from text: Shape has no default for width."),
+        ("whole.lower=3", "`whole` is none, and its defaults cannot be taken: `lower` must be positive."),
+        ("steps.more=3", "`steps` is no group"),
+    ],
+)
+@pytest.mark.parametrize("found", [None, Shape(1)])
+def test_what_the_program_fills_in_cannot_be_set(found, override, message):
+    with pytest.raises(ConfigError) as error:
+        apply_overrides(Filled("a", found=found), [override])
+    assert message in str(error.value)
+
+
+def test_what_the_program_fills_in_goes_to_json_but_is_not_listed():
+    config = Filled("a", found=Shape(1), shape=Shape(2))
+    assert [line.split()[0] for line in field_table(config).splitlines()] == [
+        "field",
+        "steps",
+        "shape.width",
+        "shape.height",
+        "whole",
+    ]
+    assert to_dict(config)["found"] == {"width": 1, "height": 3}
+    assert from_dict(Filled, json.loads(json.dumps(to_dict(config)))) == config
+    changed = apply_overrides(config, ["shape.width=5"])
+    assert (changed.name, changed.found, changed.shape) == ("a", Shape(1), Shape(5))
+
+
 def test_configs_are_read_without_torch():
     code = (
         "import sys, topomask.config, topomask.train; topomask.train.TrainConfig(); assert 'torch' not in sys.modules"

@@ -24,7 +24,7 @@ class FaultyInOneProcess(Classification):
         return (loss * float("nan") if self.steps == 3 and os.environ["RANK"] == "1" else loss), metrics
 
 
-ONE_STEP = replace(training.CONFIG, steps=1, optim=replace(training.OPTIM, clip=None))
+ONE_STEP = replace(training.CONFIG, epochs=None, steps=1, optim=replace(training.OPTIM, clip=None))
 
 
 def run_plainly(folder: Path, config: TrainConfig = training.CONFIG, num_examples: int = 51, **options) -> None:
@@ -67,6 +67,7 @@ def main(folder: Path) -> None:
         refused(folder / "faulty", NonFiniteError, task=FaultyInOneProcess()),
         refused(folder / "list", ValueError, data=[*training.make_data().epoch(0)]),
         refused(folder / "uneven", ValueError, data=training.make_data(49)),
+        refused(folder / "whole", FileExistsError),
     ]
     (folder / f"messages {rank}").write_text("\n".join(messages))
 

@@ -1,7 +1,8 @@
 """Typed configs: dataclasses whose fields are set from the command line, and that go to JSON and back.
 
 A recipe is a function that returns a dataclass, usually one of groups: ``optim``, ``model``, ``train``. Fields may be
-bool, int, float, str, Path, None, Literal, Enum, tuples and lists of these, unions, and other dataclasses.
+bool, int, float, str, Path, None, Literal, Enum, tuples and lists of these, unions, and other dataclasses. A field with
+the metadata ``{"settable": False}`` is filled in by the program: it goes to JSON and back, but not from text.
 """
 
 from __future__ import annotations
@@ -88,6 +89,11 @@ def _fields(config: Any) -> list[dataclasses.Field[Any]]:
     return [field for field in dataclasses.fields(config) if field.init]
 
 
+def _settable(config: Any) -> list[str]:
+    """The names of the fields that are for the user to set."""
+    return [field.name for field in _fields(config) if field.metadata.get("settable", True)]
+
+
 def _kinds(config: Any) -> dict[str, Any]:
     """The types of the fields, by name."""
     hints = get_type_hints(config if isinstance(config, type) else type(config))
@@ -106,10 +112,10 @@ def _members(kind: Any) -> tuple[Any, ...]:
 
 
 def _leaves(config: Any, prefix: str = "") -> Iterator[tuple[str, Any, Any, str]]:
-    """Dotted name, type, value and documentation of all fields that are no group."""
-    docs = _docs(config)
-    for name, kind in _kinds(config).items():
-        value = getattr(config, name)
+    """Dotted name, type, value and documentation of all fields that are no group and can be set."""
+    docs, kinds = _docs(config), _kinds(config)
+    for name in _settable(config):
+        kind, value = kinds[name], getattr(config, name)
         if _is_group(value):
             yield from _leaves(value, f"{prefix}{name}.")
         else:
@@ -150,6 +156,8 @@ class _Draft:
         name, dot, rest = path.partition(".")
         if name not in self.kinds:
             raise ConfigError(_unknown(self.config, self.prefix, path))
+        if name not in _settable(self.config):
+            raise ConfigError(f"`{self.prefix}{name}` is filled in by the run and cannot be set. Leave it out.")
         if dot:
             self._group(name, rest).set(rest, text)
             return
@@ -162,7 +170,7 @@ class _Draft:
         elif type(None) in members and text.lower() == "none":
             self.changes[name] = None
         else:
-            inside = next(iter(_paths(value)), "field") if _is_group(value) else _fields(groups[0])[0].name
+            inside = next(iter(_paths(value)), "field") if _is_group(value) else _settable(groups[0])[0]
             raise ConfigError(f"`{path}` is a group of fields. Set one of them, as in {path}.{inside}=...")
 
     def _group(self, name: str, rest: str) -> _Draft:
@@ -172,7 +180,7 @@ class _Draft:
         groups = [member for member in _members(self.kinds[name]) if dataclasses.is_dataclass(member)]
         if value is None and len(groups) == 1 and isinstance(groups[0], type):
             # A group that is None is made with its defaults as soon as one of its fields is set.
-            value = groups[0]()
+            value = _make_group(groups[0], f"{self.prefix}{name}")
         if not _is_group(value):
             raise ConfigError(f"`{self.prefix}{name}` is no group, so it has no field `{rest}`.")
         self.changes[name] = _Draft(value, f"{self.prefix}{name}.")
@@ -191,9 +199,24 @@ class _Draft:
             raise ConfigError(f"{where}{error}") from None
 
 
+def _make_group(kind: type, path: str) -> Any:
+    """A group with its defaults; a ConfigError where some of its fields have none."""
+    missing = dataclasses.MISSING
+    bare = [field.name for field in _fields(kind) if field.default is missing and field.default_factory is missing]
+    if bare:
+        raise ConfigError(
+            f"`{path}` is none, and it cannot be made from text: {kind.__name__} has no default for {', '.join(bare)}. "
+            f"Set `{path}` in Python, then change its fields."
+        )
+    try:
+        return kind()
+    except ValueError as error:
+        raise ConfigError(f"`{path}` is none, and its defaults cannot be taken: {error}") from None
+
+
 def _unknown(config: Any, prefix: str, path: str) -> str:
     """A message on a field that does not exist, with the one that was probably meant."""
-    names = [field.name for field in _fields(config)]
+    names = _settable(config)
     name = path.partition(".")[0]
     # A field of another group is likely meant where it has just that name.
     inner = [leaf for leaf, *_ in _leaves(config) if leaf.rpartition(".")[2] == path.rpartition(".")[2]]

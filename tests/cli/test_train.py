@@ -1,5 +1,6 @@
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -106,7 +107,10 @@ def test_own_pictures_are_trained_on(tmp_path, capsys):
         (["train.steps=0"], "`steps` must be at least 1, but is 0"),
         (["train"], "must be field=value"),
         (["train=3"], "`train` is a group of fields"),
-        (["recipe=particles"], "Leave out recipe=particles"),
+        (["recipe=particles"], "`recipe` is filled in by the run and cannot be set. Leave it out."),
+        (["facts.mean=0.5"], "`facts` is filled in by the run and cannot be set. Leave it out."),
+        (["facts=none"], "`facts` is filled in by the run"),
+        (["mean=0.5"], "There is no field `mean`. Fields: train, start, data, label_smoothing, model."),
         (["model.attention=grff"], "Did you mean 'grf'?"),
         (["model.patch_size=3"], "`image_size` must be a multiple of `patch_size`"),
         (["model.image_size=9"], "`model.image_size` is 9, but the data has 8"),
@@ -154,6 +158,14 @@ def test_missing_folders_say_where_they_should_be(recipe, folder, tmp_path, monk
     assert "TOPOMASK_DATA" in message
 
 
+@pytest.mark.parametrize(("recipe", "fields"), [("particles", ["train.epochs=1"]), ("digits", ["train.steps=3"])])
+def test_a_run_has_one_length(recipe, fields, tmp_path):
+    message = refused(["train", recipe, "--output", str(tmp_path / "run"), *fields])
+    assert message.startswith("In `train`: `epochs` is ")
+    assert "but a run has one length. Set one of them and the other to none, as in epochs=none." in message
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_run_is_not_overwritten(run):
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     message = refused(["train", "digits", "--output", str(run), "train.steps=4", *DIGITS])
@@ -199,6 +211,24 @@ def test_fine_tuning_takes_all_but_the_head(trained, tmp_path):
         assert same != name.startswith("head."), name
 
 
+def test_fine_tuning_goes_on_without_the_file_it_started_from(trained, tmp_path):
+    start = Path(shutil.copy(trained / "checkpoints" / "best.safetensors", tmp_path))
+    fields = [f"start={start}", *DIGITS, "train.steps=2", "train.checkpoint_every=1"]
+    command = ["train", "digits", "--output", str(tmp_path / "run"), "--resume", *fields]
+    main(command)
+    checkpoints = tmp_path / "run" / "checkpoints"
+    whole = read_checkpoint(checkpoints / "step-000000002.safetensors").weights
+    (checkpoints / "step-000000002.safetensors").unlink()
+    start.unlink()
+    main(command)
+    after = read_checkpoint(checkpoints / "step-000000002.safetensors").weights
+    assert all(torch.equal(value, whole[name]) for name, value in after.items())
+    # Where no checkpoint is whole, the run starts anew and needs it.
+    for path in checkpoints.glob("step-*"):
+        path.write_bytes(path.read_bytes()[:-1])
+    assert f"There is no checkpoint {start}" in refused([*command, "--fallback"])
+
+
 def test_fine_tuning_from_another_model_says_what_does_not_fit(trained, tmp_path):
     start = trained / "checkpoints" / "best.safetensors"
     message = refused(["train", "digits", f"start={start}", "--output", str(tmp_path), *DIGITS, "model.dim=16"])
@@ -216,6 +246,7 @@ def test_fields_are_listed_and_nothing_is_run(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     main(["train", "digits", "--fields", "train.epochs=7"])
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert ["train.epochs", "int", "7"] in [line[:3] for line in lines]
+    assert ["train.epochs", "int", "|", "none", "7"] in [line[:5] for line in lines]
     assert all(len(line) > 3 for line in lines[1:]), "every field is explained"
+    assert not {"recipe", "facts"} & {line[0].partition(".")[0] for line in lines}, "what a run fills in is not listed"
     assert not list(tmp_path.iterdir())

@@ -10,7 +10,7 @@ _WHOLE = demo_training.demo_experiment()
 
 
 def short_experiment():
-    return replace(_WHOLE, train=replace(_WHOLE.train, steps=4, eval_every=2, progress=False))
+    return replace(_WHOLE, train=replace(_WHOLE.train, epochs=None, steps=4, eval_every=2, progress=False))
 
 
 def test_the_demo_writes_its_pictures_and_a_report(tmp_path, monkeypatch, capsys):

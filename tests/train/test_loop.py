@@ -80,7 +80,7 @@ def test_a_new_head_is_fine_tuned_from_a_checkpoint(done, tmp_path):
 def test_the_last_checkpoint_is_found_where_nothing_was_evaluated(tmp_path):
     with pytest.raises(FileNotFoundError, match="no checkpoint of a run in"):
         find_checkpoint(tmp_path)
-    training.run(tmp_path, replace(training.CONFIG, steps=6), valid=None)
+    training.run(tmp_path, replace(training.CONFIG, epochs=None, steps=6), valid=None)
     assert find_checkpoint(tmp_path).name == "step-000000006.safetensors"
 
 
@@ -103,8 +103,9 @@ def test_the_recipe_is_kept(done):
     assert from_dict(Recipe, kept) == Recipe(train=replace(training.CONFIG, epochs=12))
     info = read_checkpoint(folder / "checkpoints" / "step-000000084.safetensors").info
     assert info["config"] == kept
-    assert {"topomask", "torch", "numpy", "python", "threads"} == info["versions"].keys()
-    assert (info["step"], info["epoch"], info["total"]) == (84, 12.0, 84)
+    named = {"topomask", "torch", "numpy", "python", "threads", "numba", "scipy", "scikit-learn", "costs"}
+    assert named == info["versions"].keys()
+    assert (info["step"], info["epoch"], info["length"], info["total"]) == (84, 12.0, 7, 84)
 
 
 def test_the_same_seed_gives_the_same_run_and_another_seed_another(tmp_path):
@@ -119,7 +120,7 @@ def test_the_same_seed_gives_the_same_run_and_another_seed_another(tmp_path):
 
 
 def test_steps_end_a_run_inside_an_epoch(tmp_path):
-    result = training.run(tmp_path, replace(training.CONFIG, steps=9))
+    result = training.run(tmp_path, replace(training.CONFIG, epochs=None, steps=9))
     assert result.step == 9
     assert read_metrics(tmp_path / "metrics.jsonl")[-1]["step"] == 9
     assert (tmp_path / "checkpoints" / "step-000000009.safetensors").exists()

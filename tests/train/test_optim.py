@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 import training
+from topomask.config import to_dict
 from topomask.train import OptimConfig, TrainConfig, build_optimizer, learning_rate
 
 
@@ -67,3 +68,40 @@ def test_the_optimiser_is_the_one_asked_for():
 def test_bad_configs_are_refused(kind, options, message):
     with pytest.raises(ValueError, match=message):
         kind(**options)
+
+
+def test_the_length_of_a_run_is_in_epochs_or_in_steps():
+    assert TrainConfig().total_steps(7) == 70
+    assert TrainConfig(epochs=3).total_steps(7) == 21
+    assert TrainConfig(steps=5).total_steps(7) == 5
+    with pytest.raises(ValueError, match="`epochs` is 3 and `steps` is 5, but a run has one length"):
+        TrainConfig(epochs=3, steps=5)
+
+
+def test_the_json_of_a_length_in_epochs_stays_what_it_was():
+    """Results that are kept are found by their config."""
+    assert to_dict(TrainConfig(epochs=40)) == {
+        "optim": {
+            "name": "adamw",
+            "lr": 0.003,
+            "final_lr": 1e-05,
+            "warmup": 0.1,
+            "decay": 0.5,
+            "weight_decay": 0.0,
+            "betas": [0.9, 0.999],
+            "eps": 1e-08,
+            "clip": 1.0,
+        },
+        "epochs": 40,
+        "steps": None,
+        "seed": 0,
+        "device": "auto",
+        "precision": "float32",
+        "log_every": 20,
+        "eval_every": None,
+        "checkpoint_every": None,
+        "patience": None,
+        "keep": 2,
+        "tensorboard": False,
+        "progress": True,
+    }

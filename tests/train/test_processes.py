@@ -79,12 +79,13 @@ def test_a_resumed_run_gives_the_same_numbers(shared):
 
 def test_what_cannot_go_on_stops_in_all_processes(shared):
     for rank in (0, 1):
-        different, faulty, listed, uneven = (shared / f"messages {rank}").read_text().splitlines()
+        different, faulty, listed, uneven, taken = (shared / f"messages {rank}").read_text().splitlines()
         assert "The 2 processes have built different models" in different
         assert "step 2 (epoch 0, batch 2" in faulty
         assert "the loss is nan" in faulty
         assert "data must have a method shard(rank, world_size), but list has none" in listed
         assert "The 2 processes have [7, 6] batches per epoch" in uneven
+        assert "holds a run already" in taken
 
 
 def test_a_run_goes_on_with_another_number_of_processes(shared, tmp_path, capsys):

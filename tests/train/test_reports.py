@@ -3,14 +3,15 @@ import sys
 from dataclasses import replace
 
 import pytest
+from matplotlib.figure import Figure
 from torch import nn
 
 import training
-from topomask.train import plot_modulations, plot_run, read_metrics
+from topomask.train import plot_metric, plot_modulations, plot_run, read_metrics
 from topomask.train.journal import Journal
 from topomask.train.progress import Progress, _clock
 
-SHORT = replace(training.CONFIG, steps=6, progress=True)
+SHORT = replace(training.CONFIG, epochs=None, steps=6, progress=True)
 
 
 class Terminal(io.StringIO):
@@ -70,6 +71,23 @@ def test_plots_are_pictures(tmp_path):
     with pytest.raises(ValueError, match="no mask with a learnt modulation"):
         plot_modulations(nn.Linear(1, 1), tmp_path / "none.png")
     assert plot_run(tmp_path, nn.Linear(1, 1)) == pictures[:2]
+
+
+def test_a_picture_that_breaks_off_leaves_the_one_before(tmp_path, monkeypatch):
+    lines = [{"event": "train", "epoch": epoch, "loss": 1.0 / (1 + epoch)} for epoch in range(3)]
+    path = tmp_path / "loss.png"
+    plot_metric(lines, "loss", path)
+    before = path.read_bytes()
+
+    def break_off(figure, target, **options):
+        target.write_bytes(b"half")
+        raise OSError("disk full")
+
+    monkeypatch.setattr(Figure, "savefig", break_off)
+    with pytest.raises(OSError, match="disk full"):
+        plot_metric(lines, "loss", path)
+    assert path.read_bytes() == before
+    assert [*tmp_path.iterdir()] == [path]
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

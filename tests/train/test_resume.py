@@ -3,6 +3,7 @@ import os
 import shutil
 import subprocess
 import sys
+import types
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -12,7 +13,19 @@ import torch
 
 import topomask as tm
 import training
-from topomask.train import CheckpointError, read_metrics
+from topomask import costs
+from topomask.train import (
+    CheckpointError,
+    Classification,
+    FolderInUse,
+    build_optimizer,
+    folder_lock,
+    read_checkpoint,
+    read_metrics,
+    save_checkpoint,
+)
+from topomask.train.checkpoint import restore_checkpoint
+from topomask.train.run_folder import versions
 
 
 @pytest.fixture(scope="module")
@@ -105,6 +118,136 @@ def test_what_changes_the_rounding_is_said(whole, tmp_path, capsys, monkeypatch)
     said = capsys.readouterr().out
     assert "Going on from step 28. Numbers may differ from those of an unbroken run: torch " in said
     assert "is now 0.1" in said
+
+
+def test_all_that_changes_the_numbers_is_said(whole, tmp_path, capsys, monkeypatch):
+    """Packages that came or went, and other constants of the planner."""
+    now = versions() | {"costs": "0000", "scipy": "0.2"}
+    del now["numba"]
+    monkeypatch.setattr("topomask.train.running.versions", lambda: now)
+    training.run(shutil.copytree(whole, tmp_path / "run"), replace(training.CONFIG, progress=True), resume=True)
+    said = capsys.readouterr().out
+    before = versions()
+    changes = [f"{name} {before[name]} is now {now.get(name, 'missing')}" for name in ("scipy", "costs", "numba")]
+    assert f"unbroken run: {', '.join(changes)}." in said
+
+
+def test_the_constants_of_the_planner_are_told_apart(monkeypatch):
+    before = versions()["costs"]
+    monkeypatch.setattr(costs, "constants", dict(costs.DEFAULTS) | {"dense: call": 1.0})
+    assert versions()["costs"] != before
+    assert len(before) == 8
+
+
+def change_info(path: Path, change) -> None:
+    """Write a checkpoint anew, with another header."""
+    found = read_checkpoint(path)
+    model = training.Tiny()
+    optimizer = build_optimizer(model, training.OPTIM)
+    restore_checkpoint(found, model, optimizer)
+    change(found.info)
+    save_checkpoint(path, model, optimizer, found.info)
+
+
+def test_a_checkpoint_of_an_earlier_version_is_gone_on_from(tmp_path, capsys, whole):
+    with pytest.raises(training.StoppedError):
+        training.run(tmp_path, task=training.StopsAt(18))
+
+    def age(info):
+        del info["length"]
+        for name in ("numba", "scipy", "scikit-learn", "costs"):
+            del info["versions"][name]
+
+    change_info(tmp_path / "checkpoints" / "step-000000016.safetensors", age)
+    training.run(tmp_path, replace(training.CONFIG, progress=True), resume=True)
+    assert "Numbers may differ" not in capsys.readouterr().out
+    assert read_metrics(tmp_path / "metrics.jsonl")[-1]["loss"] == read_metrics(whole / "metrics.jsonl")[-1]["loss"]
+
+
+@pytest.mark.parametrize(
+    ("config", "data", "message"),
+    [
+        (
+            training.CONFIG,
+            training.make_data(64),
+            "7 steps per epoch, where there are 8 now, and 28 steps in all, where there are 32 now: the data, the",
+        ),
+        (
+            replace(training.CONFIG, epochs=None, steps=20),
+            training.make_data(batch_size=4),
+            "7 steps per epoch, where there are 13 now: the data, the batch size or the number of processes changed",
+        ),
+    ],
+)
+def test_a_run_whose_data_changed_is_not_gone_on_with(config, data, message, tmp_path):
+    with pytest.raises(training.StoppedError):
+        training.run(tmp_path, config, task=training.StopsAt(18))
+    with pytest.raises(CheckpointError) as found:
+        training.run(tmp_path, config, data=data, resume=True)
+    assert message in str(found.value)
+    # The folder is as it was, and free.
+    training.run(tmp_path, config, resume=True)
+
+
+# Holds the folder of a run until its input ends.
+HOLD = """
+import sys
+from pathlib import Path
+from topomask.train.run_folder import RunFolder
+folder = RunFolder(Path(sys.argv[1]), {})
+folder.open(resume=True, fallback=False)
+print("open", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def held(tmp_path):
+    """A folder in which another process is at work, and that process."""
+    environment = os.environ | {"PYTHONPATH": str(Path(tm.__file__).parents[1])}
+    command = [sys.executable, "-c", HOLD, str(tmp_path / "run")]
+    with subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout.readline() == "open\n"
+        yield tmp_path / "run", other
+        other.kill()
+
+
+@pytest.mark.skipif(folder_lock.fcntl is None, reason="there are no locks here")
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_folder_is_for_one_process_at_a_time(held, resume):
+    folder, other = held
+    unfinished = folder / "checkpoints" / ".step-000000004.safetensors.1.tmp"
+    unfinished.touch()
+    with pytest.raises(FolderInUse, match=r"Another process is training in .*run. Wait until it is done"):
+        training.run(folder, resume=resume)
+    assert unfinished.exists(), "it may be the other's"
+    assert not (folder / "metrics.jsonl").exists()
+    # A process that was killed does not stand in the way, nor does what it left.
+    other.kill()
+    other.wait()
+    training.run(folder, resume=resume)
+    assert not unfinished.exists()
+
+
+@pytest.mark.skipif(folder_lock.fcntl is None, reason="there are no locks here")
+def test_a_run_does_not_start_in_the_folder_of_one_that_goes_on(tmp_path):
+    class Intrudes(Classification):
+        def loss(self, model, batch):
+            with pytest.raises(FolderInUse):
+                training.run(tmp_path, resume=True)
+            return super().loss(model, batch)
+
+    training.run(tmp_path, replace(training.CONFIG, epochs=None, steps=1), task=Intrudes())
+
+
+@pytest.mark.parametrize("missing", ["fcntl", "locks"])
+def test_without_locks_runs_go_on(missing, tmp_path, monkeypatch):
+    def refuse(*_):
+        raise OSError("no locks on this file system")
+
+    fcntl = None if missing == "fcntl" else types.SimpleNamespace(flock=refuse, LOCK_EX=1, LOCK_NB=2, LOCK_UN=4)
+    monkeypatch.setattr(folder_lock, "fcntl", fcntl)
+    training.run(tmp_path, replace(training.CONFIG, epochs=None, steps=1))
 
 
 # The best of the small run of `training` is early, so that it stops before its 28 steps.

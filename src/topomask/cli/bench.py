@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import topomask
+from topomask.cli.failures import plain_failures
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -19,6 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data", type=Path, metavar="DIR", help="folder of data sets; default: $TOPOMASK_DATA")
 
 
+@plain_failures
 def run(options: argparse.Namespace) -> None:
     """Run the benchmarks that were asked for."""
     root = find_checkout()

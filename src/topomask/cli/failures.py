@@ -9,8 +9,15 @@ import sys
 from collections.abc import Callable
 
 
-def plain_failures(run: Callable[[argparse.Namespace], None]) -> Callable[[argparse.Namespace], None]:
-    """Turn errors that a user can mend into one line, without a traceback; all others stay as they are."""
+def plain_failures(run: Callable[[argparse.Namespace], None], go_on: str = "") -> Callable[[argparse.Namespace], None]:
+    """Turn errors that a user can mend into one line, without a traceback; all others stay as they are.
+
+    With the environment variable ``TOPOMASK_DEBUG=1``, all do.
+
+    Args:
+        run: What the verb does.
+        go_on: How to go on once it was stopped by hand, where it can be.
+    """
 
     @functools.wraps(run)
     def wrapped(options: argparse.Namespace) -> None:
@@ -21,16 +28,24 @@ def plain_failures(run: Callable[[argparse.Namespace], None]) -> Callable[[argpa
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise SystemExit(0) from None
         except (ValueError, OSError, ModuleNotFoundError) as error:
+            if _debugs():
+                raise
             raise SystemExit(_message(error)) from None
         except (RuntimeError, ArithmeticError) as error:
             # Checkpoints that do not fit, and losses that are not finite, explain themselves; others are faults.
-            if not type(error).__module__.startswith("topomask."):
+            if _debugs() or not type(error).__module__.startswith("topomask."):
                 raise
             raise SystemExit(_message(error)) from None
         except KeyboardInterrupt:
-            raise SystemExit("Stopped. What was saved is whole; topomask train goes on with --resume.") from None
+            if _debugs():
+                raise
+            raise SystemExit(f"Stopped. {go_on}".strip()) from None
 
     return wrapped
+
+
+def _debugs() -> bool:
+    return os.environ.get("TOPOMASK_DEBUG", "0").lower() not in ("", "0", "false", "no", "off")
 
 
 def _message(error: Exception) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from topomask.cli.failures import plain_failures
 from topomask.recipes.named_masks import MASKS, parse_settings
 
 _GRAPHS = "grid:16x16, path:64, cycle:32, hypercube:6, knn:200:4, tree:100, ba:100:2"
@@ -33,29 +34,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, default=0, help="of random graphs, walks and layout")
 
 
+@plain_failures
 def run(options: argparse.Namespace) -> None:
     """Draw what was asked for, and print what is known of the mask."""
+    settings = parse_settings(options.set)
     try:
-        settings = parse_settings(options.set)
         from topomask.recipes.mask_pictures import draw_mask
     except ModuleNotFoundError as error:
-        raise SystemExit(f"Pictures need {error.name}. Install it with: pip install 'topomask[plot]'") from None
-    except ValueError as error:
-        raise SystemExit(str(error)) from None
-    try:
-        facts = draw_mask(
-            options.name,
-            options.graph,
-            options.output,
-            nodes=options.node,
-            settings=settings,
-            show=options.show,
-            head=options.head,
-            seed=options.seed,
-            directed=options.directed,
-        )
-    except (ValueError, OSError) as error:
-        raise SystemExit(str(error)) from None
+        message = f"Pictures need {error.name}. Install it with: pip install 'topomask[plot]'"
+        raise ModuleNotFoundError(message, name=error.name) from None
+    facts = draw_mask(
+        options.name,
+        options.graph,
+        options.output,
+        nodes=options.node,
+        settings=settings,
+        show=options.show,
+        head=options.head,
+        seed=options.seed,
+        directed=options.directed,
+    )
     facts.append(("written", str(options.output)))
     width = max(len(name) for name, _ in facts)
     for name, value in facts:

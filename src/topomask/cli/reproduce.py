@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from functools import partial
 from pathlib import Path
 
 from topomask.cli.failures import plain_failures
@@ -37,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--threads", type=int, help="threads to use; default: as many as there are cores")
 
 
-@plain_failures
+@partial(plain_failures, go_on="What was saved is whole; the same command goes on where it was.")
 def run(options: argparse.Namespace) -> None:
     """Run what is missing, and print the table."""
     free = [override for override in options.overrides if override.partition("=")[0].strip() in _FREE]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from functools import partial
 from pathlib import Path
 
 from topomask.cli.failures import plain_failures
@@ -21,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--fields", action="store_true", help="list the fields that can be set, and stop")
 
 
-@plain_failures
+@partial(plain_failures, go_on="What was saved is whole; the same command goes on with --resume.")
 def run(options: argparse.Namespace) -> None:
     """Train, and draw what happened."""
     from topomask.config import apply_overrides, field_table
@@ -32,7 +33,5 @@ def run(options: argparse.Namespace) -> None:
     if options.fields:
         print(field_table(experiment))
         return
-    if experiment.recipe != options.recipe:
-        raise ValueError(f"`recipe` is the first argument. Leave out recipe={experiment.recipe}.")
     folder = Path("runs") / options.recipe if options.output is None else options.output
     train_recipe(experiment, folder, resume=options.resume, fallback=options.fallback)

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Self
 from torch import nn
 
 from topomask.train import Epochs, Result, Task, TrainConfig, evaluate, find_checkpoint, load_weights, run
+from topomask.train.run_folder import has_checkpoint
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +28,7 @@ class Experiment(ABC):
     # A split that is looked at once, with the weights that were best on what is held out.
     final_split: ClassVar[str | None] = None
 
-    recipe: str
+    recipe: str = field(metadata={"settable": False})
     train: TrainConfig = field(default_factory=TrainConfig)
     start: Path | None = None
 
@@ -70,9 +71,11 @@ class Experiment(ABC):
             fallback: Where the last checkpoint is damaged, take the one before it.
         """
         whole = self.fitted()
+        # The weights of a checkpoint take the place of those to start from, which need not be there any more.
+        goes_on = resume and self.start is not None and has_checkpoint(folder)
         return run(
             whole.train,
-            whole._start_model,
+            whole.build if goes_on else whole._start_model,
             whole.batches("train", training=True),
             whole.task(),
             folder,

@@ -110,7 +110,7 @@ class LabelledExperiment(Experiment):
 
     data: LabelledData
     label_smoothing: float = 0.0
-    facts: Facts | None = None
+    facts: Facts | None = field(default=None, metadata={"settable": False})
 
     @property
     def held_out(self) -> str:

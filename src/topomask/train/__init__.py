@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from topomask.train.epochs import Epochs
     from topomask.train.evaluation import evaluate
     from topomask.train.faults import NonFiniteError
+    from topomask.train.folder_lock import FolderInUse
     from topomask.train.graph_tasks import GraphClassification, NodeClassification, roc_auc
     from topomask.train.journal import read_metrics
     from topomask.train.loop import run
@@ -29,6 +30,7 @@ __all__ = [
     "CheckpointError",
     "Classification",
     "Epochs",
+    "FolderInUse",
     "GraphClassification",
     "NodeClassification",
     "NonFiniteError",
@@ -60,6 +62,7 @@ _HOMES = {
     "epochs": ("Epochs",),
     "evaluation": ("evaluate",),
     "faults": ("NonFiniteError",),
+    "folder_lock": ("FolderInUse",),
     "graph_tasks": ("GraphClassification", "NodeClassification", "roc_auc"),
     "journal": ("read_metrics",),
     "loop": ("run",),

@@ -7,6 +7,8 @@ from typing import Literal
 
 Optimizer = Literal["adam", "adamw"]
 Precision = Literal["float32", "bfloat16"]
+# Of a run that is told neither epochs nor steps.
+_DEFAULT_EPOCHS = 10
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,7 @@ class TrainConfig:
 
     Args:
         optim: The optimiser and its schedule.
-        epochs: Passes over the data.
+        epochs: Passes over the data; none for a length in steps, and 10 where both are none.
         steps: Steps in all, instead of epochs.
         seed: Seed of the weights, the walks and of dropout.
         device: Where to run: auto, cpu, cuda.
@@ -74,7 +76,7 @@ class TrainConfig:
     """
 
     optim: OptimConfig = field(default_factory=OptimConfig)
-    epochs: int = 10
+    epochs: int | None = None
     steps: int | None = None
     seed: int = 0
     device: str = "auto"
@@ -91,8 +93,19 @@ class TrainConfig:
         for name in ("epochs", "steps", "log_every", "eval_every", "checkpoint_every", "patience", "keep"):
             value = getattr(self, name)
             _check(name, value, value is None or value >= 1, "at least 1")
+        if self.epochs is not None and self.steps is not None:
+            raise ValueError(
+                f"`epochs` is {self.epochs} and `steps` is {self.steps}, but a run has one length. Set one of them and "
+                "the other to none, as in epochs=none."
+            )
         _check("seed", self.seed, 0 <= self.seed < 2**63, "in [0, 2**63)")
         _check("precision", self.precision, self.precision in ("float32", "bfloat16"), "'float32' or 'bfloat16'")
+
+    def total_steps(self, length: int) -> int:
+        """Steps in all, where an epoch has ``length`` of them."""
+        if self.steps is not None:
+            return self.steps
+        return length * (_DEFAULT_EPOCHS if self.epochs is None else self.epochs)
 
 
 # Fields of TrainConfig that a resumed run may change: the numbers do not depend on them, apart from rounding.

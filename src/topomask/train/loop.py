@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -79,11 +80,14 @@ def run(
     seed_everything(config.seed, processes.rank + 1)
     data, valid = processes.shard(data), processes.shard(valid)
     length = processes.agree(len(data))
-    total = config.epochs * length if config.steps is None else config.steps
+    total = config.total_steps(length)
     optimizer = build_optimizer(model, config.optim)
     stepper = Stepper(model, optimizer, task, processes, config.precision, config.optim.clip)
     run_folder = RunFolder(Path(folder), whole | {"train": to_dict(config)}, config.keep)
-    with Run(run_folder, stepper, config, total, length, resume=resume, fallback=fallback) as state:
+    with (
+        closing(run_folder),
+        Run(run_folder, stepper, config, total, length, resume=resume, fallback=fallback) as state,
+    ):
         while not state.is_over:
             epoch, skip = divmod(state.step, length)
             batches = islice(batches_of(data, epoch, skip), min(length - skip, total - state.step))

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import nn
 
+from topomask.files import write_atomically
 from topomask.modulation import Modulation
 from topomask.train.journal import read_metrics
 
@@ -59,7 +60,7 @@ def plot_metric(lines: list[dict[str, Any]], name: str, path: Path) -> None:
     axes.grid(alpha=0.3)
     if axes.lines:
         axes.legend(frameon=False)
-    figure.savefig(path, dpi=150)
+    _save(figure, path)
 
 
 def find_modulations(model: nn.Module) -> dict[str, Modulation]:
@@ -91,4 +92,10 @@ def plot_modulations(model: nn.Module, path: Path) -> None:
         axes.set_ylabel("$f_k$")
     if max(modulation.num_heads for modulation in modulations.values()) > 1:
         grid[0, 0].legend(frameon=False, fontsize=7)
-    figure.savefig(path, dpi=150)
+    _save(figure, path)
+
+
+def _save(figure: Figure, path: Path) -> None:
+    """Write a picture in the format of its suffix, all of it or nothing."""
+    kind = path.suffix[1:].lower() or "png"
+    write_atomically(path, lambda temporary: figure.savefig(temporary, dpi=150, format=kind))

@@ -109,10 +109,19 @@ class Processes:
         return values
 
     def first(self, answer: Callable[[], _Answer]) -> _Answer:
-        """What the first process answers, asked there only."""
-        values: list[Any] = [answer() if self.is_first else None]
-        if self.world_size > 1:
-            dist.broadcast_object_list(values, src=0)
+        """What the first process answers, asked there only; an error there is one in all."""
+        if self.world_size == 1:
+            return answer()
+        values: list[Any] = [None, None]
+        if self.is_first:
+            try:
+                values[0] = answer()
+            except Exception as error:
+                # Raised below, once the others know: they would wait for an answer that never comes.
+                values[1] = error
+        dist.broadcast_object_list(values, src=0)
+        if values[1] is not None:
+            raise values[1]
         return values[0]
 
 

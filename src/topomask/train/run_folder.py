@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import platform
 import warnings
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +15,14 @@ import torch
 from torch import nn
 
 import topomask
+from topomask import costs
 from topomask.files import write_atomically
 from topomask.train.checkpoint import Checkpoint, CheckpointError, read_checkpoint, save_checkpoint
 from topomask.train.config import FREE_FIELDS
+from topomask.train.folder_lock import FolderLock
+
+# Packages besides torch and NumPy that compute what a model is given or does; not all of them need be there.
+_PACKAGES = ("numba", "scipy", "scikit-learn")
 
 
 class RunFolder:
@@ -29,6 +36,7 @@ class RunFolder:
 
     def __init__(self, path: Path, record: dict[str, Any], keep: int = 2) -> None:
         self.path, self.record, self.keep = path, record, keep
+        self._lock = FolderLock(path)
 
     @property
     def metrics(self) -> Path:
@@ -45,7 +53,7 @@ class RunFolder:
         return sorted((self.path / "checkpoints").glob("step-*.safetensors"))
 
     def open(self, resume: bool, fallback: bool) -> Path | None:
-        """Make the folder ready.
+        """Make the folder ready, and lock it until it is closed.
 
         Args:
             resume: Whether to go on where a run stopped; otherwise the folder must hold none.
@@ -54,12 +62,14 @@ class RunFolder:
         Returns:
             The checkpoint to go on from, or None to start.
         """
+        (self.path / "checkpoints").mkdir(parents=True, exist_ok=True)
+        self._lock.acquire()
         if not resume and (self.metrics.exists() or self.checkpoints()):
             raise FileExistsError(
                 f"{self.path} holds a run already. Pass resume=True to go on with it, or choose another folder. "
                 "On the command line, that is --resume or --output."
             )
-        (self.path / "checkpoints").mkdir(parents=True, exist_ok=True)
+        # With the lock, nobody is writing these any more.
         for leftover in (self.path / "checkpoints").glob(".*.tmp"):
             leftover.unlink()
         checkpoint = self._last_good(fallback)
@@ -68,6 +78,10 @@ class RunFolder:
         text = json.dumps(self.record, indent=2) + "\n"
         write_atomically(self.path / "config.json", lambda path: path.write_text(text))
         return None if checkpoint is None else checkpoint.path
+
+    def close(self) -> None:
+        """Let others use the folder."""
+        self._lock.release()
 
     def last(self, step: int) -> Path:
         """The checkpoint of a step."""
@@ -102,7 +116,8 @@ class RunFolder:
     def _check_config(self, checkpoint: Checkpoint) -> None:
         """A CheckpointError where the config has changed in a way that changes the numbers."""
         before, now = _flat(checkpoint.info["config"]), _flat(self.record)
-        free = {f"train.{name}" for name in FREE_FIELDS}
+        # Nor does it matter where data lives.
+        free = {"data.root", "data.download", *(f"train.{name}" for name in FREE_FIELDS)}
         changed = [name for name in {**before, **now} if name not in free and before.get(name) != now.get(name)]
         if changed:
             listed = ", ".join(f"{name}={before.get(name)} is now {now.get(name)}" for name in changed)
@@ -126,15 +141,42 @@ def find_checkpoint(folder: Path | str, best: bool = True) -> Path:
     return found[-1]
 
 
+def has_checkpoint(folder: Path | str) -> bool:
+    """Whether a run in this folder can be gone on with: one of its last checkpoints is whole."""
+    return any(_is_whole(path) for path in reversed(RunFolder(Path(folder), {}).checkpoints()))
+
+
+def _is_whole(path: Path) -> bool:
+    try:
+        read_checkpoint(path)
+    except (CheckpointError, OSError):
+        return False
+    return True
+
+
 def versions() -> dict[str, str]:
-    """Versions of all that decides the numbers."""
+    """Versions of all that decides the numbers; of the constants that plans are made with, a hash."""
+    installed = {name: _installed(name) for name in _PACKAGES}
     return {
         "topomask": topomask.__version__,
         "torch": torch.__version__,
         "numpy": np.__version__,
         "python": platform.python_version(),
         "threads": str(torch.get_num_threads()),
+        **{name: version for name, version in installed.items() if version is not None},
+        "costs": _hash(dict(costs.constants)),
     }
+
+
+def _installed(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _hash(values: dict[str, float]) -> str:
+    return hashlib.blake2b(json.dumps(values, sort_keys=True).encode(), digest_size=4).hexdigest()
 
 
 def _flat(record: Any, prefix: str = "") -> dict[str, Any]:

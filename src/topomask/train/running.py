@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import nn
 
-from topomask.train.checkpoint import read_checkpoint, restore_checkpoint
+from topomask.train.checkpoint import Checkpoint, CheckpointError, read_checkpoint, restore_checkpoint
 from topomask.train.config import TrainConfig
 from topomask.train.epochs import Epochs
 from topomask.train.evaluation import evaluate
@@ -131,6 +131,7 @@ class Run:
     def _restore(self, path: Path) -> str:
         """Go back to a checkpoint; returns what the user should know."""
         checkpoint = read_checkpoint(path)
+        self._check_length(checkpoint)
         restore_checkpoint(checkpoint, self.stepper.model, self.stepper.optimizer)
         self.state, self.saved = State.from_json(checkpoint.info["state"]), path
         states = checkpoint.info["random"]
@@ -138,10 +139,24 @@ class Run:
             restore_random_state(states[self.processes.rank])
         before = checkpoint.info["versions"] | {"processes": str(len(states))}
         now = versions() | {"processes": str(self.processes.world_size)}
-        changed = [f"{name} {before[name]} is now {now[name]}" for name in now if before.get(name) != now[name]]
+        changed = _changes(before, now)
         notes = [f"Going on from step {self.step}."]
         notes += [f"Numbers may differ from those of an unbroken run: {', '.join(changed)}."] * bool(changed)
         return " ".join(notes)
+
+    def _check_length(self, checkpoint: Checkpoint) -> None:
+        """A CheckpointError where epochs have another length, so that the run would go on with other batches."""
+        info, changed = checkpoint.info, []
+        for name, what, now in (("length", "steps per epoch", self.length), ("total", "steps in all", self.total)):
+            # Checkpoints of earlier versions do not say how long their epochs are.
+            if info.get(name, now) != now:
+                changed.append(f"{info[name]} {what}, where there are {now} now")
+        if changed:
+            raise CheckpointError(
+                f"{checkpoint.path} is of a run with {', and '.join(changed)}: the data, the batch size or the number "
+                "of processes changed. Resume with those it was started with, or start in another folder, from its "
+                "weights if you like (load_weights)."
+            )
 
     @property
     def is_over(self) -> bool:
@@ -201,8 +216,9 @@ class Run:
         states = self.processes.gather(random_state())
         if self.processes.is_first:
             self.journal.sync()
-            info = {"step": self.step, "epoch": self.epoch, "total": self.total, "state": self.state.to_json()}
-            self.folder.write(path, self.stepper.model, self.stepper.optimizer, info | {"random": states})
+            place = {"step": self.step, "epoch": self.epoch, "length": self.length, "total": self.total}
+            info = {**place, "state": self.state.to_json(), "random": states}
+            self.folder.write(path, self.stepper.model, self.stepper.optimizer, info)
 
     def stopped(self, fault: object, lr: float | None = None) -> NonFiniteError:
         """An error that says where the run stopped, why, and what is left of it."""
@@ -237,6 +253,16 @@ class Run:
     def __exit__(self, *_: object) -> None:
         self.progress.__exit__()
         self.journal.close()
+
+
+def _changes(before: dict[str, str], now: dict[str, str]) -> list[str]:
+    """What differs between the versions of two runs, in words."""
+    names = {**now, **before}
+    if "costs" not in before:
+        # Written by a version that did not look at all of these.
+        names = before
+    was, found = ({name: part.get(name, "missing") for name in names} for part in (before, now))
+    return [f"{name} {was[name]} is now {found[name]}" for name in names if was[name] != found[name]]
 
 
 def _texts(values: dict[str, float]) -> dict[str, float | str]:

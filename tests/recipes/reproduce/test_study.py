@@ -14,7 +14,7 @@ from topomask.recipes.reproduce.study import (
     summarize,
     variant,
 )
-from topomask.train import TrainConfig
+from topomask.train import FolderInUse, TrainConfig
 from toy_study import STUDY, Data, Toy
 
 
@@ -55,6 +55,22 @@ def test_a_study_that_was_stopped_goes_on(tmp_path):
     (tmp_path / "runs" / "stop").unlink()
     assert len(run(tmp_path)) == 6
     assert runs_of(tmp_path / "runs") == sorted(f"{cell.name}-{seed}" for cell in STUDY.cells for seed in (0, 1, 2))
+
+
+def test_what_another_process_is_at_is_left_to_it(tmp_path, monkeypatch):
+    free = Toy.run
+
+    def run_free(self, folder, *, resume):
+        if folder.name == "grf-0":
+            raise FolderInUse("wait")
+        return free(self, folder, resume=resume)
+
+    monkeypatch.setattr(Toy, "run", run_free)
+    said = run(tmp_path, seeds=[0])
+    assert said[1].startswith("[2/3] masked")
+    assert said[2] == "Another process is at it; going on with the next."
+    assert said[3].startswith("[3/3] masked more")
+    assert {path.name for path in (tmp_path / "results").iterdir()} == {"linear-0.json", "grf-100-0.json"}
 
 
 def test_a_result_is_kept_with_all_it_depends_on(tmp_path):

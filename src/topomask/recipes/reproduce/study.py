@@ -13,6 +13,7 @@ from topomask.recipes.experiment import Experiment
 from topomask.recipes.pages import Section, Table
 from topomask.recipes.reproduce.results import ResultFolder, RunResult
 from topomask.recipes.reproduce.statistics import Difference, paired_difference, spread
+from topomask.train import FolderInUse
 from topomask.train.config import FREE_FIELDS
 from topomask.train.run_folder import versions
 
@@ -137,6 +138,8 @@ def run_study(
 ) -> None:
     """Run what has no result yet, seed by seed; a run that was stopped goes on where it was.
 
+    Several processes may do so at once: what another is at is left to it.
+
     Args:
         study: The table.
         seeds: Which seeds.
@@ -155,7 +158,11 @@ def run_study(
         if kept.find(name, seed, config) is not None:
             continue
         say(f"[{place + 1}/{len(todo)}] {cell.label} ({name}), {study.repeats.removesuffix('s')} {seed}")
-        found = experiment.run(runs / f"{name}-{seed}", resume=True)
+        try:
+            found = experiment.run(runs / f"{name}-{seed}", resume=True)
+        except FolderInUse:
+            say("Another process is at it; going on with the next.")
+            continue
         metrics = experiment.measure(found)
         kept.add(RunResult(name, seed, metrics, round(found.seconds, 1), config, versions()))
 
