@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import zipfile
-import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, final
@@ -14,6 +12,7 @@ import scipy.sparse as sp
 import torch
 from torch import Tensor
 
+from topomask.data.archives import DAMAGE
 from topomask.data.root import data_root, missing
 from topomask.data.splits import check_split
 from topomask.graph import Graph
@@ -198,7 +197,7 @@ def _read(file: Path) -> dict[str, Array]:
             if lacking:
                 raise ValueError(f"it has no {', '.join(lacking)}")
             return {key: archive[key] for key in _KEYS}
-    except (ValueError, OSError, EOFError, KeyError, zlib.error, zipfile.BadZipFile) as error:
+    except (*DAMAGE, ValueError, OSError, KeyError) as error:
         raise ValueError(f"{file} cannot be read: {error}. It is cut off or another file. Get it again.") from None
 
 
