@@ -35,6 +35,7 @@ with contextlib.suppress(ModuleNotFoundError):
     import lzma
 
     DAMAGE += (lzma.LZMAError,)
+READ_ERRORS: tuple[type[Exception], ...] = (*DAMAGE, OSError)
 
 
 class UnsafeArchiveError(ValueError):
@@ -88,7 +89,7 @@ def damage_named(archive: Path, member: str = "", kind: type[ValueError] = Value
     """
     try:
         yield
-    except (*DAMAGE, OSError) as error:
+    except READ_ERRORS as error:
         # bz2 has an OSError without a number; those of a disk have one.
         if isinstance(error, OSError) and error.errno is not None:
             raise

@@ -73,7 +73,8 @@ def _find(folder: Path, names: Sequence[str], download: bool) -> list[Path]:
                 "cifar10",
                 folder,
                 (f"{_INNER_FOLDER}/ or {_ARCHIVE.name} (the binary version)",),
-                f"Pass download=True where this machine is online, or copy the archive from {_ARCHIVE.urls[0]}.",
+                f"The archive is at {_ARCHIVE.urls[0]}.",
+                download=True,
             )
         place = unpacked / _INNER_FOLDER
         _unpack(fetch(_ARCHIVE, folder), unpacked, place)

@@ -12,7 +12,7 @@ import scipy.sparse as sp
 import torch
 from torch import Tensor
 
-from topomask.data.archives import DAMAGE
+from topomask.data.archives import READ_ERRORS
 from topomask.data.root import data_root, missing
 from topomask.data.splits import check_split
 from topomask.graph import Graph
@@ -22,6 +22,7 @@ Array = npt.NDArray[Any]
 Scaling = Literal["none", "binary", "row"]
 _KEYS = ("x_data", "x_indices", "x_indptr", "x_shape", "y", "edges", "train_mask", "val_mask", "test_mask")
 _SPLITS = ("train", "val", "test")
+_UNREADABLE: tuple[type[Exception], ...] = (*READ_ERRORS, ValueError, KeyError)
 
 
 @dataclass(frozen=True)
@@ -197,7 +198,7 @@ def _read(file: Path) -> dict[str, Array]:
             if lacking:
                 raise ValueError(f"it has no {', '.join(lacking)}")
             return {key: archive[key] for key in _KEYS}
-    except (*DAMAGE, ValueError, OSError, KeyError) as error:
+    except _UNREADABLE as error:
         raise ValueError(f"{file} cannot be read: {error}. It is cut off or another file. Get it again.") from None
 
 

@@ -51,8 +51,9 @@ def tiny_imagenet_50(
                 "tiny-imagenet-50",
                 folder,
                 (_NAME,),
-                f"Pass download=True to make it from {_WHOLE.name}, which is downloaded ({_WHOLE.size >> 20} MB) "
-                "unless it is in the same folder.",
+                f"It is made from {_WHOLE.name}, which is downloaded ({_WHOLE.size >> 20} MB) unless it is in the same "
+                "folder.",
+                download=True,
             )
         whole = fetch(_WHOLE, folder)
         # Another process may have made it while this one downloaded.
