@@ -22,8 +22,8 @@ TOKENS = tuple(2**exponent for exponent in range(6, 17))
 CURVES = {
     "softmax": "softmax",
     "linear": "linear",
-    "masked": "linear, masked by walks",
-    "features": "linear, masked by features",
+    "masked": "linear, masked, pair by pair",
+    "features": "linear, masked, by features",
 }
 # Theorem 3.1.
 WALKERS = tuple(2**exponent for exponent in range(2, 11))
