@@ -1,4 +1,5 @@
 import json
+import os
 
 import pytest
 
@@ -22,6 +23,13 @@ def test_saved_constants_are_used_and_written_whole(file):
     assert costs.save(constants) == file
     assert costs.load() == costs.constants == constants
     assert [path.name for path in file.parent.iterdir()] == ["costs.json"]
+
+
+def test_saved_constants_are_on_disk_before_they_have_their_name(file, monkeypatch):
+    there = []
+    monkeypatch.setattr(os, "fsync", lambda _: there.append(file.exists()))
+    costs.save(costs.DEFAULTS)
+    assert there == [False, True]
 
 
 @pytest.mark.parametrize(

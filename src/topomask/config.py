@@ -8,7 +8,6 @@ the metadata ``{"settable": False}`` is filled in by the program: it goes to JSO
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import inspect
 import math
 import types
@@ -16,6 +15,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from enum import Enum
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from topomask.near_names import nearest
 
 _Config = TypeVar("_Config")
 _WORDS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
@@ -220,8 +221,9 @@ def _unknown(config: Any, prefix: str, path: str) -> str:
     name = path.partition(".")[0]
     # A field of another group is likely meant where it has just that name.
     inner = [leaf for leaf, *_ in _leaves(config) if leaf.rpartition(".")[2] == path.rpartition(".")[2]]
-    close = inner or difflib.get_close_matches(name, names, n=1) or difflib.get_close_matches(path, _paths(config), n=1)
-    hint = f" Did you mean `{prefix}{close[0]}`?" if close else ""
+    # Fields are short words, many of them alike, so that a guess must be better here.
+    close = inner[0] if inner else nearest(name, names, cutoff=0.6) or nearest(path, _paths(config), cutoff=0.6)
+    hint = f" Did you mean `{prefix}{close}`?" if close else ""
     where = f" in `{prefix[:-1]}`" if prefix else ""
     return f"There is no field `{prefix}{name}`.{hint} Fields{where}: {', '.join(names)}."
 

@@ -13,6 +13,8 @@ import warnings
 from collections.abc import Mapping
 from pathlib import Path
 
+from topomask.files import write_atomically
+
 # What topomask/planning.py counts, in nanoseconds each.
 DEFAULTS: dict[str, float] = {
     "features: call": 960000.0,
@@ -73,10 +75,8 @@ def save(measured: Mapping[str, float]) -> Path:
     """Keep the constants of this machine for later processes, and use them in this one."""
     check(measured)
     file = path()
-    file.parent.mkdir(parents=True, exist_ok=True)
-    temporary = file.with_suffix(f".{os.getpid()}.tmp")
-    temporary.write_text(json.dumps(dict(measured), indent=2))
-    temporary.replace(file)
+    text = json.dumps(dict(measured), indent=2)
+    write_atomically(file, lambda temporary: temporary.write_text(text))
     global constants
     constants = load()
     return file

@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
+import secrets
+import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
+
+_DAY = 86_400.0
+# What `temporary_beside` makes; `.part` is how downloads were once called.
+_TEMPORARY = re.compile(r"\..+\.\d+(\.[0-9a-f]{8})?\.(tmp|part)")
 
 
 def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
@@ -15,7 +24,7 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
         write: Writes the file to the path that it is given.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = temporary_beside(path)
     try:
         write(temporary)
         _flush(temporary)
@@ -23,6 +32,25 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
     finally:
         temporary.unlink(missing_ok=True)
     _flush(path.parent)
+
+
+def temporary_beside(path: Path) -> Path:
+    """A name in the same folder that no other process has, to be renamed to `path` or removed."""
+    # Processes in two containers may have one id.
+    return path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Remove temporary files and folders that killed processes left in a folder: those untouched for a day.
+
+    Younger ones may belong to a process that is alive, perhaps on another machine, so that its id says nothing.
+    """
+    oldest = time.time() - _DAY
+    for path in [path for path in folder.iterdir() if _TEMPORARY.fullmatch(path.name)]:
+        # Another process may remove the same, and another user may own it.
+        with contextlib.suppress(OSError):
+            if path.lstat().st_mtime < oldest:
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def _flush(path: Path) -> None:

@@ -118,6 +118,7 @@ def test_own_pictures_are_trained_on(tmp_path, capsys):
         (["data.name=digit"], "Did you mean 'digits'?"),
         (["data.name=particles", "data.limit=none"], "has no classes"),
         (["data.name=moving-digits", "data.limit=none", "data.num_videos=2", "data.size=16"], "Take a recipe for vid"),
+        (["data.name=image-folder", "data.limit=none"], "needs the option 'path'. Pass path=... (on the command line"),
         (["data.size=16"], "`data.size` says nothing to the data set 'digits', which takes limit, val_fraction."),
         (["data.limit=0"], "`limit` must lie between 1 and"),
         (["data.batch_size=0"], "`batch_size` must be at least 1"),

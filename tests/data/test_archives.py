@@ -1,11 +1,14 @@
 import io
+import os
+import random
 import stat
 import tarfile
 import zipfile
 
 import pytest
 
-from topomask.data import UnsafeArchiveError, extract
+from topomask.data import UnsafeArchiveError, archives, extract
+from topomask.data.archives import damage_named
 
 GOOD = {"top/a.txt": b"first", "top/sub/b.txt": b"second" * 1000, "c.txt": b""}
 
@@ -159,3 +162,68 @@ def test_a_folder_that_exists_is_not_touched(tmp_path):
     with pytest.raises(FileExistsError, match="must be new"):
         extract(archive, tmp_path / "mine")
     assert not list((tmp_path / "mine").iterdir())
+
+
+NOISE = bytes(i * i * 31 % 251 for i in range(50_000))
+
+
+@pytest.mark.parametrize("packing", ["gz", "bz2", "xz"])
+def test_damage_of_every_packing_of_tars_is_named(tmp_path, packing):
+    archive = tmp_path / f"a.tar.{packing}"
+    with tarfile.open(archive, f"w:{packing}") as out:
+        for number in range(40):
+            info = tarfile.TarInfo(f"{number}")
+            info.size = len(NOISE)
+            # Digits are packed, unlike noise, which is stored as it is.
+            digits = random.Random(number).randbytes(len(NOISE) // 2).hex()
+            out.addfile(info, io.BytesIO(digits.encode()))
+    content = bytearray(archive.read_bytes())
+    middle = len(content) // 2
+    content[middle : middle + 2000] = b"\xff" * 2000
+    archive.write_bytes(content)
+    refused(archive, tmp_path, rf"a.tar.{packing} cannot be read: .*damaged.* get it again")
+
+
+@pytest.mark.parametrize("packing", [zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_damage_of_every_packing_of_zips_is_named(tmp_path, packing):
+    archive = tmp_path / "a.zip"
+    with zipfile.ZipFile(archive, "w", packing) as out:
+        out.writestr("a", NOISE)
+    content = bytearray(archive.read_bytes())
+    content[31:60] = b"\xff" * 29
+    archive.write_bytes(content)
+    refused(archive, tmp_path, "a.zip cannot be read: .*damaged.* get it again")
+
+
+def test_an_unknown_packing_is_named(tmp_path):
+    archive = make_zip(tmp_path / "a.zip", [("a", b"x" * 100)])
+    content = archive.read_bytes()
+    local, central = content.index(b"PK\x03\x04"), content.index(b"PK\x01\x02")
+    changed = bytearray(content)
+    changed[local + 8 : local + 10] = changed[central + 10 : central + 12] = (97).to_bytes(2, "little")
+    archive.write_bytes(changed)
+    refused(archive, tmp_path, r"unknown way \(That compression method is not supported\). Delete a.zip and get it")
+
+
+def test_errors_of_the_disk_stay_what_they_are(tmp_path):
+    with pytest.raises(FileNotFoundError), damage_named(tmp_path / "a.zip"):
+        (tmp_path / "a.zip").read_bytes()
+
+
+def test_losing_a_race_is_no_error_and_leaves_nothing(tmp_path, monkeypatch):
+    archive = make_zip(tmp_path / "a.zip", GOOD.items())
+
+    def unpack_slowly(*arguments):
+        (tmp_path / "folder" / "theirs").mkdir(parents=True)
+
+    monkeypatch.setattr(archives, "_extract_zip", unpack_slowly)
+    assert extract(archive, tmp_path / "folder") == tmp_path / "folder"
+    assert set(tmp_path.iterdir()) == {archive, tmp_path / "folder"}
+
+
+def test_what_killed_processes_left_is_removed(tmp_path):
+    archive = make_zip(tmp_path / "a.zip", GOOD.items())
+    (tmp_path / ".folder.123.part" / "top").mkdir(parents=True)
+    os.utime(tmp_path / ".folder.123.part", (0, 0))
+    extract(archive, tmp_path / "folder")
+    assert set(tmp_path.iterdir()) == {archive, tmp_path / "folder"}

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from topomask.data import MissingDataError, UnsafeArchiveError
+from topomask.data import MissingDataError, UnsafeArchiveError, cifar
 from topomask.data.cifar import cifar10
 
 FOLDER = "cifar-10-batches-bin"
@@ -91,3 +91,23 @@ def test_files_of_another_format_are_refused(tmp_path, content, message):
     (tmp_path / FOLDER / "test_batch.bin").write_bytes(content)
     with pytest.raises(ValueError, match=message):
         cifar10("test", root=tmp_path)
+
+
+def test_a_folder_that_another_process_made_meanwhile_is_taken(tmp_path, monkeypatch):
+    archive = tmp_path / "cifar-10-binary.tar.gz"
+    write_archive(archive, {f"{FOLDER}/{name}": data for name, data in batches().items()})
+
+    def fetch_slowly(file, folder):
+        write_folder(folder / "cifar-10" / FOLDER)
+        return folder / file.name
+
+    monkeypatch.setattr(cifar, "fetch", fetch_slowly)
+    assert len(cifar10(root=tmp_path, download=True)) == 20
+    assert {path.name for path in tmp_path.iterdir()} == {archive.name, "cifar-10"}
+
+
+def test_a_folder_of_another_content_is_not_taken(tmp_path):
+    write_archive(tmp_path / "cifar-10-binary.tar.gz", {f"{FOLDER}/{name}": data for name, data in batches().items()})
+    (tmp_path / "cifar-10").mkdir()
+    with pytest.raises(FileExistsError, match="must be new"):
+        cifar10(root=tmp_path)

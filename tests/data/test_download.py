@@ -1,9 +1,11 @@
 import hashlib
 import http.server
+import os
 import threading
 
 import pytest
 
+from topomask.data import download
 from topomask.data.download import DownloadError, RemoteFile, fetch
 
 CONTENT = b"some bytes" * 1000
@@ -41,6 +43,13 @@ def test_a_file_arrives_and_nothing_else_is_left(server, tmp_path):
     assert list(target.parent.iterdir()) == [target]
 
 
+def test_a_file_is_on_disk_before_it_has_its_name(server, tmp_path, monkeypatch):
+    there = []
+    monkeypatch.setattr(os, "fsync", lambda _: there.append((tmp_path / "file.bin").exists()))
+    fetch(remote(f"{server}/file.bin"), tmp_path)
+    assert there == [False, True]
+
+
 def test_a_file_that_is_there_is_not_downloaded(tmp_path):
     (tmp_path / "file.bin").write_bytes(b"mine")
     assert fetch(remote("http://127.0.0.1:9/file.bin"), tmp_path).read_bytes() == b"mine"
@@ -68,3 +77,23 @@ def test_what_is_wrong_leaves_nothing_behind(server, tmp_path, file_of, message)
     for part in ("offline", str(tmp_path / "folder" / "file.bin"), file.sha256, file.urls[0]):
         assert part in str(caught.value)
     assert not list((tmp_path / "folder").iterdir())
+
+
+def test_a_file_that_another_process_downloaded_meanwhile_is_taken(tmp_path, monkeypatch):
+    def fail_late(url, file, path):
+        (tmp_path / "file.bin").write_bytes(b"theirs")
+        raise OSError("the line is down")
+
+    monkeypatch.setattr(download, "_download", fail_late)
+    assert fetch(remote("http://127.0.0.1:9/file.bin"), tmp_path).read_bytes() == b"theirs"
+
+
+def test_what_killed_downloads_left_is_removed(server, tmp_path):
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    leftover, fresh = folder / ".other.bin.123.part", folder / ".other.bin.124.part"
+    for path in (leftover, fresh):
+        path.write_bytes(b"half")
+    os.utime(leftover, (0, 0))
+    target = fetch(remote(f"{server}/file.bin"), folder)
+    assert set(folder.iterdir()) == {target, fresh}

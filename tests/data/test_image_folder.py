@@ -164,6 +164,18 @@ def test_a_damaged_member_of_an_archive_is_named(tmp_path):
         ImageFolder(archive)[6]
 
 
+@pytest.mark.parametrize("packing", [zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_damage_of_every_packing_is_named(tmp_path, packing):
+    name = "train/red/0.ppm"
+    with zipfile.ZipFile(tmp_path / "pets.zip", "w", packing) as out:
+        out.writestr(name, b"P6 8 8 255 " + bytes(range(192)))
+    content = bytearray((tmp_path / "pets.zip").read_bytes())
+    content[30 + len(name) : 60 + len(name)] = b"\xff" * 30
+    (tmp_path / "pets.zip").write_bytes(content)
+    with pytest.raises(ValueError, match=rf"{name} in .*pets.zip cannot be read: .* Delete pets.zip and get it again"):
+        ImageFolder(tmp_path / "pets.zip")
+
+
 def test_an_archive_whose_members_leave_it_is_refused(tmp_path):
     write_pictures(tmp_path / "pets")
     archive = zip_folder(tmp_path / "pets", tmp_path / "pets.zip")

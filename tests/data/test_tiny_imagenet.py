@@ -5,7 +5,7 @@ import pytest
 from PIL import Image
 
 from data_files import picture
-from topomask.data import ImageFolder, InMemorySet, MissingDataError
+from topomask.data import ImageFolder, InMemorySet, MissingDataError, tiny_imagenet
 from topomask.data.tiny_imagenet import make_subset, tiny_imagenet_50
 
 IDS = [f"n{number:08d}" for number in range(8)]
@@ -73,3 +73,27 @@ def test_another_archive_is_refused_and_leaves_nothing(tmp_path):
     with pytest.raises(ValueError, match="not Tiny-ImageNet-200 as published"):
         tiny_imagenet_50(root=tmp_path, download=True)
     assert [path.name for path in tmp_path.iterdir()] == ["tiny-imagenet-200.zip"]
+
+
+def test_an_archive_that_another_process_made_meanwhile_is_taken(root, monkeypatch):
+    def fetch_slowly(file, folder):
+        make_subset(folder / file.name, folder / "tiny-imagenet-50.zip")
+        monkeypatch.setattr(tiny_imagenet, "make_subset", None)
+        return folder / file.name
+
+    monkeypatch.setattr(tiny_imagenet, "fetch", fetch_slowly)
+    assert len(tiny_imagenet_50(root=root, download=True)) == 6
+
+
+def test_a_damaged_archive_is_named_and_leaves_nothing(tmp_path):
+    whole = tmp_path / "tiny-imagenet-200.zip"
+    name = "tiny-imagenet-200/wnids.txt"
+    with zipfile.ZipFile(whole, "w", zipfile.ZIP_DEFLATED) as out:
+        out.writestr(name, "\n".join(IDS) * 20)
+    content = bytearray(whole.read_bytes())
+    # The block of the stream becomes one of a kind that does not exist.
+    content[30 + len(name)] = 0xFF
+    whole.write_bytes(content)
+    with pytest.raises(ValueError, match=r"tiny-imagenet-200.zip cannot be read: .*damaged.* get it again"):
+        tiny_imagenet_50(root=tmp_path, download=True)
+    assert list(tmp_path.iterdir()) == [whole]

@@ -1,4 +1,5 @@
 import json
+import re
 import zipfile
 from pathlib import Path
 
@@ -134,6 +135,22 @@ def test_archives_that_are_cut_off_are_named(tmp_path):
     damaged[start + 4 : start + 12] = b"\xff" * 8
     (place / f"{NAME}.zip").write_bytes(damaged)
     with pytest.raises(ValueError, match=r"TINY_A.txt in .* breaks off"):
+        tu_dataset(NAME, tmp_path / "b")
+
+
+def test_an_archive_packed_in_an_unknown_way_is_named(tmp_path):
+    folder = write(tmp_path / "a")
+    place = tmp_path / "b" / "tudataset"
+    place.mkdir(parents=True)
+    archive = zip_folder(folder, place / f"{NAME}.zip")
+    content = bytearray(archive.read_bytes())
+    with zipfile.ZipFile(archive) as source:
+        headers = [member.header_offset + 8 for member in source.infolist()]
+    headers += [match.start() + 10 for match in re.finditer(b"PK\x01\x02", content)]
+    for start in headers:
+        content[start : start + 2] = (97).to_bytes(2, "little")
+    archive.write_bytes(content)
+    with pytest.raises(ValueError, match=r"TINY_\w+.txt in .*TINY.zip .*not supported. Get it again"):
         tu_dataset(NAME, tmp_path / "b")
 
 

@@ -1,6 +1,6 @@
 import pytest
 
-from topomask.recipes.names import did_you_mean, look_up
+from topomask.recipes.names import look_up
 
 
 def test_what_is_there_is_found():
@@ -12,4 +12,3 @@ def test_what_is_not_there_gets_the_nearest_or_the_list():
         look_up({"walk": 1, "visit": 2}, "mask", "walks")
     with pytest.raises(ValueError, match=r"^There is no mask 'xyz'. There are: walk, visit.$"):
         look_up({"walk": 1, "visit": 2}, "mask", "xyz")
-    assert did_you_mean("", []) == ""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import os
+import contextlib
+import gzip
 import re
 import shutil
 import stat
+import struct
 import tarfile
 import zipfile
 import zlib
@@ -13,8 +15,27 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import IO
 
+from topomask.files import remove_leftovers, temporary_beside
+
 _CHUNK = 1 << 20
 _GIB = 1 << 30
+# What is raised on bytes that are wrong, an OSError of bz2 aside.
+DAMAGE: tuple[type[Exception], ...] = (
+    EOFError,
+    # That of zipfile for members that are encrypted or packed in a way it does not know.
+    RuntimeError,
+    gzip.BadGzipFile,
+    struct.error,
+    tarfile.TarError,
+    zipfile.BadZipFile,
+    zlib.error,
+)
+# Python may have been built without it.
+with contextlib.suppress(ModuleNotFoundError):
+    import lzma
+
+    DAMAGE += (lzma.LZMAError,)
+READ_ERRORS: tuple[type[Exception], ...] = (*DAMAGE, OSError)
 
 
 class UnsafeArchiveError(ValueError):
@@ -39,22 +60,45 @@ def extract(archive: Path, folder: Path, *, max_bytes: int = 4 * _GIB, max_membe
     """
     if folder.exists():
         raise FileExistsError(f"`folder` must be new, but {folder} exists. Delete it first, or choose another.")
-    temporary = folder.parent / f".{folder.name}.{os.getpid()}.part"
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(parents=True)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    remove_leftovers(folder.parent)
+    temporary = temporary_beside(folder)
+    temporary.mkdir()
     try:
-        if zipfile.is_zipfile(archive):
-            _extract_zip(archive, temporary, max_bytes, max_members)
-        elif tarfile.is_tarfile(archive):
-            _extract_tar(archive, temporary, max_bytes, max_members)
-        else:
-            raise UnsafeArchiveError(f"{archive} is neither a zip nor a tar archive. Is the download complete?")
+        with damage_named(archive, kind=UnsafeArchiveError):
+            if zipfile.is_zipfile(archive):
+                _extract_zip(archive, temporary, max_bytes, max_members)
+            elif tarfile.is_tarfile(archive):
+                _extract_tar(archive, temporary, max_bytes, max_members)
+            else:
+                raise UnsafeArchiveError(f"{archive} is neither a zip nor a tar archive. Is the download complete?")
         _publish(temporary, folder)
-    except (EOFError, zlib.error, zipfile.BadZipFile, tarfile.TarError) as error:
-        raise UnsafeArchiveError(f"{archive} is damaged: {error} Delete it and get it again.") from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return folder
+
+
+@contextlib.contextmanager
+def damage_named(archive: Path, member: str = "", kind: type[ValueError] = ValueError) -> Iterator[None]:
+    """Turn what zipfile, tarfile and their decompressors raise on bytes that are wrong into one clear error.
+
+    Args:
+        archive: The archive that is read inside.
+        member: Its member that is read. Default: all of it.
+        kind: Which error.
+    """
+    try:
+        yield
+    except READ_ERRORS as error:
+        # bz2 has an OSError without a number; those of a disk have one.
+        if isinstance(error, OSError) and error.errno is not None:
+            raise
+        place = f"{member} in {archive}" if member else str(archive)
+        why = str(error).rstrip(".") or type(error).__name__
+        raise kind(
+            f"{place} cannot be read: it is damaged, or packed in an unknown way ({why}). Delete {archive.name} and "
+            "get it again."
+        ) from error
 
 
 def safe_parts(name: str, archive: Path) -> tuple[str, ...]:
@@ -136,6 +180,10 @@ def _extract_tar(archive: Path, folder: Path, max_bytes: int, max_members: int) 
             else:
                 with data:
                     _write(data, folder, parts, member.size)
+        # Only at its end does a packed stream tell whether its checksum is right. A bound, since it may be a bomb.
+        for _ in range(max_bytes // _CHUNK + 1):
+            if source.fileobj is None or not source.fileobj.read(_CHUNK):
+                break
 
 
 def _admitted(source: tarfile.TarFile, census: _Census) -> Iterator[tuple[tarfile.TarInfo, tuple[str, ...]]]:
@@ -164,7 +212,7 @@ def _write(data: IO[bytes], folder: Path, parts: tuple[str, ...], size: int) -> 
                 raise UnsafeArchiveError(f"The member {'/'.join(parts)!r} is larger than the archive says.")
             out.write(chunk)
     if written != size:
-        raise EOFError(f"the member {'/'.join(parts)!r} breaks off after {written} of {size} bytes.")
+        raise EOFError(f"the member {'/'.join(parts)!r} breaks off after {written} of {size} bytes")
 
 
 def _publish(temporary: Path, folder: Path) -> None:

@@ -73,14 +73,24 @@ def _find(folder: Path, names: Sequence[str], download: bool) -> list[Path]:
                 "cifar10",
                 folder,
                 (f"{_INNER_FOLDER}/ or {_ARCHIVE.name} (the binary version)",),
-                f"Pass download=True where this machine is online, or copy the archive from {_ARCHIVE.urls[0]}.",
+                f"The archive is at {_ARCHIVE.urls[0]}.",
+                download=True,
             )
-        extract(fetch(_ARCHIVE, folder), unpacked)
         place = unpacked / _INNER_FOLDER
+        _unpack(fetch(_ARCHIVE, folder), unpacked, place)
     paths = [place / name for name in names]
     if not all(path.is_file() for path in paths):
         raise missing("cifar10", place, names, f"Delete the folder and get {_ARCHIVE.name} again.")
     return paths
+
+
+def _unpack(archive: Path, folder: Path, place: Path) -> None:
+    """Unpack the archive, unless another process has done so since this one looked."""
+    try:
+        extract(archive, folder)
+    except FileExistsError:
+        if not place.is_dir():
+            raise
 
 
 def _read(paths: Sequence[Path]) -> InMemorySet:

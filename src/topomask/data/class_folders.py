@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from topomask.data.file_tree import FileTree
-from topomask.data.root import MissingDataError
+from topomask.data.root import MissingDataError, way_out
 from topomask.data.splits import check_split, choose
 
 _SPLITS = ("train", "val", "test")
@@ -46,8 +46,8 @@ class ClassFolders:
         layout = f"Expected are {what} as train/<class>/*, val/<class>/*, or as <class>/* with `val_fraction`."
         if not path.exists():
             raise MissingDataError(
-                f"There is nothing at {path}. {layout} A path that is not there is looked for in the data root, which "
-                "the environment variable TOPOMASK_DATA sets."
+                f"There is nothing at {path}. {layout} A path that is not there is looked for in the data root. "
+                f"{way_out()}"
             )
         self.tree = FileTree(path, _SPLITS)
         folder = self._choose_folder(split, val_fraction, layout)
@@ -82,7 +82,11 @@ class ClassFolders:
         if folder == "train" and not set(found) & set(_SPLITS):
             return ()
         if folder not in found or "train" not in found:
-            fix = " To hold some of the training set out, pass val_fraction=0.1." if split == "val" else ""
+            fix = (
+                " To hold some of the training set out, pass val_fraction=0.1 (data.val_fraction=0.1)."
+                if split == "val"
+                else ""
+            )
             raise MissingDataError(
                 f"{self.tree.path} must have folders 'train' and {folder!r}, but has {found[:10]}. {layout}{fix}"
             )

@@ -19,12 +19,13 @@ def digits(
 ) -> InMemorySet:
     """The digits, in a stratified split that depends on `split_seed` only.
 
-    The pixels, counts from 0 to 16, are spread over 0 to 255.
+    The pixels, counts from 0 to 16, are spread over 0 to 255. Unlike those of other sets, `mean` and `std` are over all
+    1,797 pictures, the test set included, so that they are the same for every split.
 
     Args:
         split: ``"train"``, ``"val"`` or ``"test"``.
         test_fraction: The share of the test set, which is the same for every `val_fraction`.
-        val_fraction: The share of all pictures that is held out of the training set for ``"val"``.
+        val_fraction: The share of all pictures, not of the training set, that is held out for ``"val"``.
         split_seed: Seed of the split.
         limit: Keep the first so many only.
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
 import sys
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from http.client import HTTPException
 from pathlib import Path
+
+from topomask.files import remove_leftovers, write_atomically
 
 _CHUNK = 1 << 20
 _TIMEOUT_SECONDS = 60.0
@@ -51,25 +53,25 @@ def fetch(file: RemoteFile, folder: Path) -> Path:
     if target.exists():
         return target
     folder.mkdir(parents=True, exist_ok=True)
+    remove_leftovers(folder)
     problems = []
     for url in file.urls:
-        # The process id keeps two processes that download the same file apart; the last rename wins.
-        temporary = folder / f".{file.name}.{os.getpid()}.part"
         try:
-            _download(url, temporary, file)
-            temporary.replace(target)
+            # Of two processes that download the same file, the last to rename it wins.
+            write_atomically(target, partial(_download, url, file))
             return target
         except (OSError, HTTPException, ValueError) as error:
+            # Another process may have downloaded it meanwhile; its file is as good.
+            if target.exists():
+                return target
             problems.append(f"{url}: {error}")
-        finally:
-            temporary.unlink(missing_ok=True)
     raise DownloadError(
         f"{file.name} could not be downloaded ({'; '.join(problems)}). If this machine is offline, download the file "
         f"on another one and put it at {target}; its SHA-256 should be {file.sha256}."
     )
 
 
-def _download(url: str, path: Path, file: RemoteFile) -> None:
+def _download(url: str, file: RemoteFile, path: Path) -> None:
     if not url.startswith(("https://", "http://")):
         raise ValueError("only http and https are downloaded from.")
     digest, received = hashlib.sha256(), 0

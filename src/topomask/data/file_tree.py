@@ -7,7 +7,7 @@ import zipfile
 from pathlib import Path
 from typing import Any, final
 
-from topomask.data.archives import safe_parts
+from topomask.data.archives import damage_named, safe_parts
 
 _MAX_FILE_BYTES = 1 << 28
 
@@ -78,10 +78,8 @@ class FileTree:
         archive, name = self._open(), self._members[parts]
         if archive.getinfo(name).file_size > _MAX_FILE_BYTES:
             raise ValueError(f"{name} in {self.path} is larger than {_MAX_FILE_BYTES} bytes.")
-        try:
+        with damage_named(self.path, name):
             return archive.read(name)
-        except (zipfile.BadZipFile, RuntimeError, NotImplementedError) as error:
-            raise ValueError(f"{name} in {self.path} cannot be read: {error}") from error
 
     def locate(self, parts: tuple[str, ...]) -> Path:
         """Where a file is on disk, given by the parts of its path below the top."""
@@ -90,7 +88,8 @@ class FileTree:
     def _open(self) -> zipfile.ZipFile:
         # A forked process shares the place in the file with its parent, so that every process opens its own.
         if self._archive is None or self._owner != os.getpid():
-            self._archive, self._owner = zipfile.ZipFile(self.path), os.getpid()
+            with damage_named(self.path):
+                self._archive, self._owner = zipfile.ZipFile(self.path), os.getpid()
         return self._archive
 
     def __getstate__(self) -> dict[str, Any]:

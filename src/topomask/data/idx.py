@@ -37,7 +37,7 @@ def read_idx(path: Path, num_dims: int) -> Tensor:
         raise ValueError(f"{path} is damaged or cut short: {error}. {_REPAIR}") from error
 
 
-_REPAIR = "Delete it and get it again (download=True, where this machine is online)."
+_REPAIR = "Delete it and get it again (download=True, or data.download=true on the command line)."
 
 
 def _parse(data: BinaryIO, path: Path, num_dims: int) -> Tensor:

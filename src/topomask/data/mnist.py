@@ -127,7 +127,8 @@ def _find(
             name,
             folder,
             [file.name for file in needed],
-            f"Pass download=True where this machine is online, or copy them from {remote_files[0].urls[0]} and beside.",
+            f"They are at {remote_files[0].urls[0]} and beside.",
+            download=True,
         )
     images, labels = found
     return images, labels

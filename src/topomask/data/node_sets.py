@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import zipfile
-import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, final
@@ -14,6 +12,7 @@ import scipy.sparse as sp
 import torch
 from torch import Tensor
 
+from topomask.data.archives import READ_ERRORS
 from topomask.data.root import data_root, missing
 from topomask.data.splits import check_split
 from topomask.graph import Graph
@@ -24,6 +23,7 @@ Scaling = Literal["none", "binary", "row"]
 Metric = Literal["accuracy", "roc_auc"]
 _KEYS = ("x_data", "x_indices", "x_indptr", "x_shape", "y", "edges", "train_mask", "val_mask", "test_mask")
 _SPLITS = ("train", "val", "test")
+_UNREADABLE: tuple[type[Exception], ...] = (*READ_ERRORS, ValueError, KeyError)
 
 
 @dataclass(frozen=True)
@@ -199,7 +199,7 @@ def _read(file: Path) -> dict[str, Array]:
             if lacking:
                 raise ValueError(f"it has no {', '.join(lacking)}")
             return {key: archive[key] for key in _KEYS}
-    except (ValueError, OSError, EOFError, KeyError, zlib.error, zipfile.BadZipFile) as error:
+    except _UNREADABLE as error:
         raise ValueError(f"{file} cannot be read: {error}. It is cut off or another file. Get it again.") from None
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from topomask.data.moving_digits import moving_digits
 from topomask.data.particles import ParticleSet
 from topomask.data.tiny_imagenet import tiny_imagenet_50
 from topomask.data.video_folder import video_folder
+from topomask.near_names import did_you_mean
 
 
 @dataclass(frozen=True)
@@ -68,15 +68,18 @@ def load(name: str, root: str | Path | None = None, split: str = "train", **opti
         (10, (1, 8, 8))
     """
     if name not in ENTRIES:
-        raise ValueError(f"`name` is {name!r}, but there is no such data set. {_suggest(name, ENTRIES)}")
+        raise ValueError(f"`name` is {name!r}, but there is no such data set.{_suggest(name, ENTRIES)}")
     entry = ENTRIES[name]
     for option in options:
         if option not in entry.options():
-            raise TypeError(f"The data set {name!r} has no option {option!r}. {_suggest(option, entry.options())}")
+            raise ValueError(f"The data set {name!r} has no option {option!r}.{_suggest(option, entry.options())}")
     accepted = inspect.signature(entry.make).parameters
     for option in entry.options():
         if accepted[option].default is inspect.Parameter.empty and option not in options:
-            raise TypeError(f"The data set {name!r} needs the option {option!r}.")
+            raise ValueError(
+                f"The data set {name!r} needs the option {option!r}. Pass {option}=... (on the command line: "
+                f"data.{option}=...)."
+            )
     if "root" in accepted:
         options["root"] = root
     return entry.make(split, **options)
@@ -84,6 +87,4 @@ def load(name: str, root: str | Path | None = None, split: str = "train", **opti
 
 def _suggest(word: str, known: Iterable[str]) -> str:
     known = sorted(known)
-    close = difflib.get_close_matches(word, known, n=1, cutoff=0.4)
-    guess = f"Did you mean {close[0]!r}? " if close else ""
-    return f"{guess}There are: {', '.join(known)}."
+    return f"{did_you_mean(word, known)} There are: {', '.join(known)}."

@@ -30,18 +30,33 @@ def data_root(root: str | Path | None = None) -> Path:
     return Path(folder) / "topomask" / "data"
 
 
-def missing(name: str, folder: Path, expected: Sequence[str], how: str) -> MissingDataError:
+def way_out(*, download: bool = False) -> str:
+    """How to get data that is not there, for Python and for the command line.
+
+    Args:
+        download: Whether it can be downloaded.
+    """
+    if download:
+        return (
+            "Pass download=True (on the command line: data.download=true), or set $TOPOMASK_DATA or `root` "
+            "(data.root=DIR) to the folder that has it."
+        )
+    return "Set $TOPOMASK_DATA or `root` (on the command line: data.root=DIR) to the folder that has it."
+
+
+def missing(name: str, folder: Path, expected: Sequence[str], how: str, *, download: bool = False) -> MissingDataError:
     """The error for a data set whose files are not there.
 
     Args:
         name: Name of the data set.
         folder: Where the files were looked for.
         expected: The files or folders that should be there.
-        how: How to get them, a sentence.
+        how: What else there is to say on how to get them, a sentence.
+        download: Whether they can be downloaded.
     """
     return MissingDataError(
-        f"The data set {name!r} needs {', '.join(expected)} in {folder}, but not all of it is there. {how} "
-        "Data kept elsewhere is found with the argument `root` or the environment variable TOPOMASK_DATA."
+        f"The data set {name!r} needs {', '.join(expected)} in {folder}, but not all of it is there. "
+        f"{way_out(download=download)} {how}"
     )
 
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import zipfile
 from pathlib import Path
 
+from topomask.data.archives import damage_named
 from topomask.data.download import RemoteFile, fetch
 from topomask.data.image_folder import ImageFolder
 from topomask.data.in_memory import InMemorySet, to_memory
 from topomask.data.root import data_root, missing
+from topomask.files import remove_leftovers, write_atomically
 
 _NAME = "tiny-imagenet-50.zip"
 _EVERY = 4
@@ -50,10 +51,14 @@ def tiny_imagenet_50(
                 "tiny-imagenet-50",
                 folder,
                 (_NAME,),
-                f"Pass download=True to make it from {_WHOLE.name}, which is downloaded ({_WHOLE.size >> 20} MB) "
-                "unless it is in the same folder.",
+                f"It is made from {_WHOLE.name}, which is downloaded ({_WHOLE.size >> 20} MB) unless it is in the same "
+                "folder.",
+                download=True,
             )
-        make_subset(fetch(_WHOLE, folder), archive)
+        whole = fetch(_WHOLE, folder)
+        # Another process may have made it while this one downloaded.
+        if not archive.exists():
+            make_subset(whole, archive)
     found = ImageFolder(archive, split, per_class=per_class)
     found.mean, found.std = (0.4774, 0.4507, 0.3985), (0.2765, 0.2669, 0.2785)
     return to_memory(found) if in_memory else found
@@ -67,9 +72,18 @@ def make_subset(whole: Path, subset: Path, every: int = _EVERY) -> Path:
         subset: The archive to write, with ``train/<id>/``, ``val/<id>/`` and ``classes.txt``.
         every: 4 keeps the classes 0, 4, 8, ...
     """
-    temporary = subset.with_name(f".{subset.name}.{os.getpid()}.part")
+    remove_leftovers(subset.parent)
+    write_atomically(subset, lambda temporary: _pick(whole, temporary, every))
+    return subset
+
+
+def _pick(whole: Path, subset: Path, every: int) -> None:
     try:
-        with zipfile.ZipFile(whole) as source, zipfile.ZipFile(temporary, "w", zipfile.ZIP_STORED) as target:
+        with (
+            damage_named(whole),
+            zipfile.ZipFile(whole) as source,
+            zipfile.ZipFile(subset, "w", zipfile.ZIP_STORED) as target,
+        ):
             ids = sorted(source.read(f"{_TOP}/wnids.txt").decode().split())[::every]
             for name in sorted(source.namelist()):
                 parts = name.split("/")
@@ -82,14 +96,10 @@ def make_subset(whole: Path, subset: Path, every: int = _EVERY) -> Path:
             words = (line.partition("\t") for line in source.read(f"{_TOP}/words.txt").decode().splitlines())
             lines = [f"{identity}\t{name}\n" for identity, _, name in words if identity in ids]
             _write(target, "classes.txt", "".join(sorted(lines)).encode())
-        temporary.replace(subset)
-    except (KeyError, zipfile.BadZipFile) as error:
+    except KeyError as error:
         raise ValueError(
             f"{whole} is not Tiny-ImageNet-200 as published: {error} Delete it and get it again."
         ) from error
-    finally:
-        temporary.unlink(missing_ok=True)
-    return subset
 
 
 def _copy(source: zipfile.ZipFile, name: str, target: zipfile.ZipFile, new_name: str) -> None:

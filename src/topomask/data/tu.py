@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import warnings
 import zipfile
-import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from topomask.data.archives import DAMAGE
 from topomask.data.graph_set import GraphSet
 from topomask.data.root import data_root, missing
 from topomask.graph import Graph
@@ -175,17 +175,17 @@ class _Files:
 
     def numbers(self, kind: str, dtype: Any = np.int64) -> Array | None:
         """All numbers of a file, one row per line; None where there is no such file."""
-        source = self.open(kind)
-        if source is None:
-            return None
         place = f"{self.name}_{kind}.txt in {self.where}"
         parts, lines = [], 0
         try:
+            source = self.open(kind)
+            if source is None:
+                return None
             with source:
                 for text in _whole_lines(source):
                     lines += text.count(b"\n")
                     parts.append(_parse(text, dtype, place))
-        except (EOFError, zlib.error, zipfile.BadZipFile) as error:
+        except DAMAGE as error:
             raise ValueError(f"{place} breaks off: {error}. Get it again. {_HOW}") from None
         values = np.concatenate(parts) if parts else np.empty(0, dtype)
         if not len(values) or len(values) % lines:

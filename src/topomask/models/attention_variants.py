@@ -18,7 +18,6 @@ name                    attention                                               
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -32,6 +31,7 @@ from topomask import masks
 from topomask.builders import grid_graph
 from topomask.graph import Graph
 from topomask.masks.base import Mask, Normalizer
+from topomask.near_names import did_you_mean
 from topomask.nn import Attention, MaskedAttention
 from topomask.nn.attention import Kind
 from topomask.series import convolve
@@ -147,8 +147,7 @@ def make_attention(
 def check_variant(name: str, options: AttentionOptions | None = None) -> None:
     """A ValueError unless there is a variant of this name, and it obeys these options."""
     if name not in VARIANTS:
-        close = difflib.get_close_matches(name, VARIANTS, n=1, cutoff=0.4)
-        hint = f" Did you mean {close[0]!r}?" if close else ""
+        hint = did_you_mean(name, VARIANTS)
         raise ValueError(f"`attention` must be one of {tuple(VARIANTS)}, but is {name!r}.{hint}")
     for option in () if options is None else options.given():
         if option not in VARIANTS[name].takes:

@@ -20,7 +20,6 @@ Linear attention takes O(N) with ``"walk"``, ``"visit"``, ``"neighbor"`` and ``"
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -33,6 +32,7 @@ from topomask.graph import Graph, Normalization
 from topomask.masks.base import Mask
 from topomask.masks.bound_walks import draw_seed
 from topomask.masks.graph_operator import Operator
+from topomask.near_names import did_you_mean
 from topomask.walks import Coupling
 
 # Makes the mask of a layer on a graph, with a number of heads.
@@ -128,8 +128,7 @@ def layer_masks(
 def check_mask(name: str, options: GraphMaskOptions | None = None) -> None:
     """A ValueError unless there is a mask of this name, and it obeys these options."""
     if name not in GRAPH_MASKS:
-        close = difflib.get_close_matches(name, GRAPH_MASKS, n=1, cutoff=0.4)
-        hint = f" Did you mean {close[0]!r}?" if close else ""
+        hint = did_you_mean(name, GRAPH_MASKS)
         raise ValueError(f"`mask` must be one of {tuple(GRAPH_MASKS)}, but is {name!r}.{hint}")
     for option in () if options is None else options.given():
         if option not in GRAPH_MASKS[name].takes:

@@ -30,7 +30,8 @@ class LabelledData:
         num_videos: Videos, for sets that are generated.
         limit: Keep the first so many training examples only.
         per_class: Keep the first so many of every class only.
-        val_fraction: Share of the training set that is held out for validation, which then replaces the test set.
+        val_fraction: Share of the training set (for digits: of all pictures) that is held out for validation, which
+            then replaces the test set.
         batch_size: Examples per step, over all processes.
         flip: Mirror half of the training examples.
         shift: Shift training examples by up to so many pixels.

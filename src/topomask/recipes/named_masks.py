@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import topomask as tm
-from topomask.recipes.names import did_you_mean, look_up
+from topomask.near_names import did_you_mean
+from topomask.recipes.names import look_up
 
 if TYPE_CHECKING:
     from topomask.recipes.named_graphs import NamedGraph
@@ -106,7 +107,7 @@ def build_mask(name: str, source: NamedGraph, settings: dict[str, Any], seed: in
 def _check_names(class_name: str, names: Sequence[str], settings: dict[str, Any]) -> None:
     for name in settings:
         if name not in names:
-            hint = did_you_mean(name, names)
+            hint = did_you_mean(name, names, quote=str)
             raise ValueError(f"{class_name} has no option {name!r}.{hint} It takes: {', '.join(names)}.")
 
 

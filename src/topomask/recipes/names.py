@@ -1,10 +1,11 @@
-"""Names that a user gives: the one that was meant, where there is none of that name."""
+"""What a user gives the name of."""
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import TypeVar
+
+from topomask.near_names import did_you_mean
 
 _Named = TypeVar("_Named")
 
@@ -23,11 +24,6 @@ def look_up(known: Mapping[str, _Named], kind: str, name: str) -> _Named:
         ValueError: There is no recipe 'digit'. Did you mean digits? There are: digits, mnist.
     """
     if name not in known:
-        raise ValueError(f"There is no {kind} {name!r}.{did_you_mean(name, known)} There are: {', '.join(known)}.")
+        hint = did_you_mean(name, known, quote=str)
+        raise ValueError(f"There is no {kind} {name!r}.{hint} There are: {', '.join(known)}.")
     return known[name]
-
-
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """A question with the nearest name, or nothing where none is near."""
-    close = difflib.get_close_matches(name, list(known), 1, cutoff=0.4)
-    return f" Did you mean {close[0]}?" if close else ""

@@ -1,5 +1,6 @@
 import pytest
 
+from topomask.recipes import flops
 from topomask.recipes.reproduce import computed, registry
 from topomask.recipes.reproduce.registry import reproduce
 
@@ -13,8 +14,8 @@ def small(monkeypatch):
 def test_operations_are_counted_and_judged(small, tmp_path):
     section = reproduce("fig3", tmp_path / "results", tmp_path / "runs")
     assert [row[0] for row in section.table.rows] == ["64", "128", "256", "512"]
-    # 4 N^2 8 operations, in millions.
-    assert section.table.rows[-1][1] == f"{4 * 512**2 * 8 / 1e6:.4g}"
+    # Scores, values and the denominator of N^2 pairs, in millions of operations.
+    assert section.table.rows[-1][1] == f"{2 * 512**2 * (8 + 8 + 1) / 1e6:.4g}"
     assert "not available" in section.text[0]
     assert "that of softmax 2.000" in section.notes[0]
     assert section.pictures[0].png.startswith(b"\x89PNG")
@@ -22,11 +23,11 @@ def test_operations_are_counted_and_judged(small, tmp_path):
 
 @pytest.mark.parametrize(("slope", "verdict"), [(1.01, ": holds here"), (1.2, "does not hold here")])
 def test_the_slope_decides(slope, verdict):
-    point = {"nodes": 64, "softmax": 4.0, "linear": 2.0, "masked": 3.0}
-    found = {"points": [point], "slopes": {"softmax": 2.0, "linear": 1.0, "masked": slope}}
+    point = {"nodes": 64, "softmax": 4.0, "linear": 2.0, "masked": 3.0, "features": 8.0}
+    found = {"points": [point], "slopes": {"softmax": 2.0, "linear": 1.0, "masked": slope, "features": 1.0}}
     section = computed.fig3().present(found)
     assert verdict in section.notes[0]
-    assert "1.50 at 64 tokens" in section.notes[1]
+    assert "1.50 at 64 tokens; by features 4.00" in section.notes[1]
 
 
 def test_errors_are_beside_their_bounds(small, tmp_path):
@@ -53,8 +54,28 @@ def test_what_was_computed_is_kept(small, tmp_path, monkeypatch):
     def fail():
         raise AssertionError("computed twice")
 
-    monkeypatch.setitem(registry.STUDIES, "fig3", lambda: computed.Computation(fail, computed._present_fig3))
+    config = computed.fig3().config
+    monkeypatch.setitem(registry.STUDIES, "fig3", lambda: computed.Computation(fail, computed._present_fig3, config))
     assert reproduce("fig3", tmp_path, tmp_path).table == first.table
+
+
+@pytest.mark.parametrize(
+    ("name", "module", "constant", "value"),
+    [
+        ("fig3", flops, "COUNTING", 99),
+        ("fig3", computed, "TOKENS", (64, 128)),
+        ("theory", computed, "WALKERS", (4, 8)),
+        ("theory", computed, "SPARSITY", ((4, 0.5),)),
+    ],
+)
+def test_what_was_computed_with_other_constants_is_not_shown(
+    small, tmp_path, monkeypatch, name, module, constant, value
+):
+    reproduce(name, tmp_path, tmp_path)
+    reproduce(name, tmp_path, tmp_path, show=True)
+    monkeypatch.setattr(module, constant, value)
+    with pytest.raises(FileNotFoundError, match="no result yet"):
+        reproduce(name, tmp_path, tmp_path, show=True)
 
 
 def test_nothing_is_computed_to_show(tmp_path):

@@ -19,3 +19,14 @@ def test_the_page_has_what_there_are_results_of(tmp_path, monkeypatch):
     assert "| masked | 0.730 | 75.05 ± 0.07 (2 seeds) |" in text
     assert "![Every seed, and the mean](figures/results/toys-0.png)" in text
     assert (docs / "figures" / "results" / "toys-0.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_page_leaves_out_what_was_computed_with_other_constants(tmp_path, monkeypatch):
+    for module in (page, registry):
+        monkeypatch.setattr(module, "STUDIES", {"fig3": computed.fig3})
+    monkeypatch.setattr(computed, "TOKENS", (64, 128, 256, 512))
+    registry.reproduce("fig3", tmp_path / "results", tmp_path / "runs")
+    for tokens, count in (((64, 128, 256, 512), 1), ((64, 128, 256, 1024), 0)):
+        monkeypatch.setattr(computed, "TOKENS", tokens)
+        page.write_page(tmp_path / "results", tmp_path / "runs", tmp_path / "docs")
+        assert (tmp_path / "docs" / "results.md").read_text().count("## ") == count

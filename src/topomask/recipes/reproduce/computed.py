@@ -12,14 +12,29 @@ from matplotlib.figure import Figure
 
 import topomask as tm
 from topomask import theory
+from topomask.recipes import flops
 from topomask.recipes.estimates import convergence
-from topomask.recipes.flops import count_flops
 from topomask.recipes.pages import Section, Table, draw_picture
 
 Metrics = dict[str, Any]
-# Tokens of Fig. 3, and walkers of Theorem 3.1.
+# Fig. 3.
 TOKENS = tuple(2**exponent for exponent in range(6, 17))
+CURVES = {
+    "softmax": "softmax",
+    "linear": "linear",
+    "masked": "linear, masked, pair by pair",
+    "features": "linear, masked, by features",
+}
+# Theorem 3.1.
 WALKERS = tuple(2**exponent for exponent in range(2, 11))
+GRID = (8, 8)
+DECAY = 0.5
+MAX_LENGTH = 10
+HALT_PROB = 0.1
+NUM_SEEDS = 5
+# Lemma 3.2: walkers with the probability that they halt.
+SPARSITY_GRID = (32, 32)
+SPARSITY = ((4, 0.5), (20, 0.1), (100, 0.1))
 
 
 @dataclass(frozen=True)
@@ -29,38 +44,37 @@ class Computation:
     Args:
         compute: Gives numbers, as JSON.
         present: Makes a section of them.
+        config: All that the numbers depend on, as JSON; kept numbers of another config are computed anew.
     """
 
     compute: Callable[[], Metrics]
     present: Callable[[Metrics], Section]
+    config: dict[str, Any]
 
 
 def fig3() -> Computation:
     """Fig. 3: operations by the number of tokens."""
-    return Computation(_count, _present_fig3)
+    return Computation(_count, _present_fig3, flops.settings() | {"tokens": list(TOKENS)})
 
 
 def _count() -> Metrics:
-    points = [{"nodes": count} | count_flops(count) for count in TOKENS]
+    points = [{"nodes": count} | flops.count_flops(count) for count in TOKENS]
     nodes = np.log([point["nodes"] for point in points])
     # The largest half of the sizes, where constants no longer count.
     half = len(points) // 2
     slopes = {
-        name: float(np.polyfit(nodes[half:], np.log([point[name] for point in points])[half:], 1)[0])
-        for name in ("softmax", "linear", "masked")
+        name: float(np.polyfit(nodes[half:], np.log([point[name] for point in points])[half:], 1)[0]) for name in CURVES
     }
     return {"points": points, "slopes": slopes}
 
 
 def _present_fig3(found: Metrics) -> Section:
     points, slopes = found["points"], found["slopes"]
-    rows = [[f"{p['nodes']:,}", *(f"{p[name] / 1e6:.4g}" for name in ("softmax", "linear", "masked"))] for p in points]
+    rows = [[f"{p['nodes']:,}", *(f"{p[name] / 1e6:.4g}" for name in CURVES)] for p in points]
     figure = Figure(figsize=(5.5, 4), layout="constrained")
     axes = figure.subplots()
-    labels = {"softmax": "softmax", "linear": "linear", "masked": "linear, masked by walks"}
-    colours = {"softmax": "tab:orange", "linear": "tab:gray", "masked": "tab:blue"}
-    for name, label in labels.items():
-        axes.loglog([p["nodes"] for p in points], [p[name] for p in points], "o-", ms=3, label=label, c=colours[name])
+    for (name, label), colour in zip(CURVES.items(), ("orange", "gray", "blue", "cyan"), strict=True):
+        axes.loglog([p["nodes"] for p in points], [p[name] for p in points], "o-", ms=3, label=label, c=f"tab:{colour}")
     axes.set(xlabel="tokens", ylabel="operations")
     axes.grid(alpha=0.3, which="both")
     axes.legend(frameon=False)
@@ -69,15 +83,18 @@ def _present_fig3(found: Metrics) -> Section:
     return Section(
         "Fig. 3: operations of attention",
         (
-            "A path, 4 i.i.d. walks that halt with probability 0.5, 8 features, 8 values; masked attention as the mean "
-            "of 10 seeds, by the way that the library takes. The paper's values are in a plot: not available.",
+            f"A path, {flops.NUM_WALKS} i.i.d. walks that halt with probability {flops.HALT_PROB}, {flops.WIDTH} "
+            f"features, {flops.WIDTH} values; masked attention as the mean of {flops.NUM_SEEDS} seeds: pair by pair, "
+            "where walks meet, and by products with the features of the mask. Scores, the mask and its entries, values "
+            "and the denominator count in all. The paper's values are in a plot: not available.",
         ),
-        Table(["tokens", "softmax, million", "linear, million", "masked, million"], rows),
+        Table(["tokens", *(f"{name}, million" for name in ("softmax", "linear", "masked", "by features"))], rows),
         (
             f"Masked attention is O(N) (the paper: so in a plot): {'holds' if linear else 'does not hold'} here, "
             f"the slope on logarithmic axes is {slopes['masked']:.3f}, that of softmax {slopes['softmax']:.3f}.",
             f"A constant factor beside unmasked linear attention (the paper: above it, in a plot): "
-            f"{last['masked'] / last['linear']:.2f} at {last['nodes']:,} tokens.",
+            f"{last['masked'] / last['linear']:.2f} at {last['nodes']:,} tokens; by features "
+            f"{last['features'] / last['linear']:.2f}.",
         ),
         (draw_picture(figure, "Operations against tokens, on logarithmic axes"),),
     )
@@ -85,17 +102,28 @@ def _present_fig3(found: Metrics) -> Section:
 
 def theorems() -> Computation:
     """Theorem 3.1 and Lemma 3.2: errors and sparsity beside their bounds."""
-    return Computation(_converge, _present_theory)
+    config = {
+        "walkers": list(WALKERS),
+        "grid": list(GRID),
+        "decay": DECAY,
+        "max_length": MAX_LENGTH,
+        "halt_prob": HALT_PROB,
+        "coupling": "iid",
+        "seeds": NUM_SEEDS,
+        "sparsity_grid": list(SPARSITY_GRID),
+        "sparsity": [list(pair) for pair in SPARSITY],
+    }
+    return Computation(_converge, _present_theory, config)
 
 
 def _converge() -> Metrics:
-    graph, f = tm.grid_graph(8, 8), 0.5 ** torch.arange(11, dtype=torch.float64)
-    found = asdict(convergence(graph, f, list(WALKERS)))
+    graph, f = tm.grid_graph(*GRID), DECAY ** torch.arange(MAX_LENGTH + 1, dtype=torch.float64)
+    found = asdict(convergence(graph, f, list(WALKERS), HALT_PROB, NUM_SEEDS))
     sparsity = []
-    for num_walks, halt_prob in ((4, 0.5), (20, 0.1), (100, 0.1)):
-        features = tm.sample_features(tm.grid_graph(32, 32), num_walks, 10, halt_prob, "iid", seed=0)
+    for num_walks, halt_prob in SPARSITY:
+        features = tm.sample_features(tm.grid_graph(*SPARSITY_GRID), num_walks, MAX_LENGTH, halt_prob, "iid", seed=0)
         measured = float(features.row_ptr.diff().double().quantile(0.95))
-        bound = theory.sparsity_bound(num_walks, halt_prob, 10)
+        bound = theory.sparsity_bound(num_walks, halt_prob, MAX_LENGTH)
         sparsity.append({"walks": num_walks, "halt": halt_prob, "bound": bound, "measured": measured})
     return found | {"sparsity": sparsity}
 
@@ -114,7 +142,10 @@ def _present_theory(found: Metrics) -> Section:
     sparse = all(each["measured"] <= each["bound"] for each in found["sparsity"])
     return Section(
         "Theory: Theorem 3.1 and Lemma 3.2",
-        ("I.i.d. walks on an 8 x 8 grid that halt with probability 0.1, f = 0.5^k, 5 seeds.",),
+        (
+            f"I.i.d. walks on a grid of {GRID[0]} x {GRID[1]} that halt with probability {HALT_PROB}, f = {DECAY}^k, "
+            f"{NUM_SEEDS} seeds.",
+        ),
         Table(["walkers", "relative error", "95 % of entries within", "Theorem 3.1 allows", "times loose"], rows),
         (
             f"Errors fall with the root of the number of walkers: the slope is {found['slope']:.3f}, where -0.5 is "

@@ -42,7 +42,7 @@ def write_page(results: Path, runs: Path, docs: Path) -> None:
         if isinstance(study, Study):
             begun = any(collect(study, results / study.folder).values())
         else:
-            begun = bool(ResultFolder(results / name).runs())
+            begun = ResultFolder(results / name).find(name, 0, study.config) is not None
         if begun:
             parts.append(_to_part(name, reproduce(name, results, runs, show=True), docs))
     text = "\n".join(parts)

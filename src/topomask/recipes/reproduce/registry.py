@@ -87,12 +87,13 @@ def reproduce(
 
 def _compute(name: str, computation: Computation, results: Path, show: bool) -> Section:
     kept = ResultFolder(results)
-    found = kept.find(name, 0, {})
+    found = kept.find(name, 0, computation.config)
     if found is None:
         if show:
             raise FileNotFoundError(f"{results} has no result yet. Leave out --show to compute it.")
         start = time.perf_counter()
         metrics = computation.compute()
-        found = RunResult(name, 0, metrics, round(time.perf_counter() - start, 1), {}, versions())
+        seconds = round(time.perf_counter() - start, 1)
+        found = RunResult(name, 0, metrics, seconds, computation.config, versions())
         kept.add(found)
     return computation.present(found.metrics)
