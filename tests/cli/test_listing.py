@@ -2,14 +2,15 @@ import pytest
 
 from topomask.cli import main
 from topomask.cli.listing import KINDS
-from topomask.data import ENTRIES
+from topomask.data import ENTRIES, MOTIFS, NODE_SETS, TU_SETS
 from topomask.models.attention_variants import VARIANTS
 from topomask.recipes.named_graphs import BUILDERS
 from topomask.recipes.named_masks import MASKS
 from topomask.recipes.registry import RECIPES
-from topomask.recipes.reproduce.registry import STUDIES
+from topomask.recipes.reproduce.registry import GROUPS, STUDIES
 
-ALL = dict(zip(KINDS, (RECIPES, VARIANTS, ENTRIES, MASKS, BUILDERS, STUDIES), strict=True))
+DATA = (*ENTRIES, *TU_SETS, *MOTIFS, *NODE_SETS)
+ALL = dict(zip(KINDS, (RECIPES, VARIANTS, DATA, MASKS, BUILDERS, (*STUDIES, *GROUPS)), strict=True))
 
 
 def listed(capsys, *arguments):

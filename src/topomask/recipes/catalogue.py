@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
-from topomask.data import ENTRIES
+from topomask.data import ENTRIES, MOTIFS, NODE_SETS, TU_SETS
 from topomask.models.attention_variants import VARIANTS
 from topomask.recipes.named_graphs import BUILDERS
 from topomask.recipes.named_masks import MASKS
@@ -32,7 +32,12 @@ def _study_line(make: Callable[[], Any]) -> str:
 _CATALOGUES: dict[str, Callable[[], list[tuple[str, str]]]] = {
     "recipes": lambda: _first_lines(RECIPES),
     "attention": lambda: [(name, variant.about) for name, variant in VARIANTS.items()],
-    "data": lambda: [(name, entry.summary) for name, entry in ENTRIES.items()],
+    "data": lambda: [
+        *((name, entry.summary) for name, entry in ENTRIES.items()),
+        *((name, f"{tu.num_graphs:,} graphs in {tu.num_classes} classes, TUDataset") for name, tu in TU_SETS.items()),
+        *((name, f"generated graphs with and without the motif {name}") for name in MOTIFS),
+        *((name, f"one graph: {entry.summary}") for name, entry in NODE_SETS.items()),
+    ],
     "masks": lambda: [(name, recipe.about) for name, recipe in MASKS.items()],
     "graphs": lambda: [(f"{name}:{each.example}", each.about) for name, each in BUILDERS.items()],
     "studies": lambda: [
