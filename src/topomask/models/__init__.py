@@ -7,6 +7,7 @@ from topomask.models.graph_masks import GraphMaskOptions
 from topomask.models.graph_transformer import GraphTransformer, GraphTransformerConfig
 from topomask.models.interlacer import Interlacer, InterlacerConfig
 from topomask.models.neighbors import AnchorNeighbors, NeighborLayer, WalkNeighbors
+from topomask.models.resize import resize_positions
 from topomask.models.video import VideoTransformer, VideoTransformerConfig
 from topomask.models.vit import VisionTransformer, VisionTransformerConfig
 
@@ -29,4 +30,5 @@ __all__ = [
     "VisionTransformerConfig",
     "WalkNeighbors",
     "make_attention",
+    "resize_positions",
 ]
