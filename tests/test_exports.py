@@ -34,3 +34,16 @@ assert WalkMask is tm.WalkMask and nn.MaskedAttention is tm.nn.MaskedAttention
     environment = os.environ | {"PYTHONPATH": str(Path(tm.__file__).parents[1])}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("package", "names"),
+    [
+        (tm.nn, ["AnchorLists", "MessagePassing"]),
+        (tm.models, ["AnchorNeighbors", "NeighborLayer", "TokenGrid", "WalkNeighbors", "make_attention"]),
+    ],
+)
+def test_what_users_pass_and_extend_is_exported(package, names):
+    for name in names:
+        assert name in package.__all__
+        assert getattr(package, name).__name__ == name

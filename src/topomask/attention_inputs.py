@@ -38,18 +38,23 @@ def prepare(q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Tensor | None) ->
     k, v = (x.repeat_interleave(groups, dim=1) if groups > 1 else x for x in (k, v))
     if key_padding_mask is None:
         return Tokens(q, k, v, None)
-    key_padding_mask = torch.as_tensor(key_padding_mask, device=k.device)
-    if key_padding_mask.dtype != torch.bool or key_padding_mask.shape[-1:] != k.shape[-2:-1]:
-        raise ValueError(
-            f"`key_padding_mask` must be boolean with shape [..., N_k={k.shape[-2]}], True where a key is padding, "
-            f"but has shape {tuple(key_padding_mask.shape)} and dtype {key_padding_mask.dtype}."
-        )
-    rows = math.prod(key_padding_mask.shape[:-1])
-    if rows not in (1, batch):
-        raise ValueError(f"`key_padding_mask` must have one row per input, {batch}, but has {rows}.")
-    padded = key_padding_mask.reshape(rows, 1, k.shape[-2], 1)
+    padded = padding_rows(key_padding_mask, batch, k.shape[-2], k.device)[:, None, :, None]
     # Whatever stands in padding, NaN included, must touch neither results nor gradients.
     return Tokens(q, k.masked_fill(padded, 0.0), v.masked_fill(padded, 0.0), ~padded)
+
+
+def padding_rows(key_padding_mask: Tensor, batch: int, num_keys: int, device: torch.device) -> Tensor:
+    """Which keys are padding, [B, N_k], or [1, N_k] for all inputs; a ValueError unless that is what was given."""
+    padded = torch.as_tensor(key_padding_mask, device=device)
+    if padded.dtype != torch.bool or padded.shape[-1:] != (num_keys,):
+        raise ValueError(
+            f"`key_padding_mask` must be boolean with shape [..., N_k={num_keys}], True where a key is padding, but "
+            f"has shape {tuple(padded.shape)} and dtype {padded.dtype}."
+        )
+    rows = math.prod(padded.shape[:-1])
+    if rows not in (1, batch):
+        raise ValueError(f"`key_padding_mask` must have one row per input, {batch}, but has {rows}.")
+    return padded.reshape(rows, num_keys)
 
 
 def _check_shapes(q: Tensor, k: Tensor, v: Tensor) -> None:

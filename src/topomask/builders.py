@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 import numpy as np
+import torch
 from scipy.spatial import cKDTree
 from torch import Tensor
 
@@ -89,7 +90,7 @@ def nearest_others(points: Array, k: int, of: Array | None = None) -> Array:
     if k >= num_points:
         raise ValueError(f"`k` must be less than the number of points, {num_points}, but is {k}. Pass more points.")
     of = np.arange(num_points) if of is None else of
-    nearest = cKDTree(points).query(points[of], k=k + 1, workers=-1)[1]
+    nearest = cKDTree(points).query(points[of], k=k + 1, workers=torch.get_num_threads())[1]
     # A point is its own nearest, but among duplicates it need not come first, or at all.
     own = nearest == of[:, None]
     own[~own.any(axis=1), -1] = True

@@ -29,6 +29,22 @@ def test_the_paper_s_walks_are_the_paper_s():
     assert (ours.halt_prob, ours.coupling, ours.shared_walks) == (0.0, "repelling", False)
 
 
+def test_visits_take_the_paper_s_walks_and_start_from_ones():
+    mask = mask_of("visits")
+    settings = mask._settings
+    assert (settings.halt_prob, settings.coupling, settings.shared_walks) == (0.1, "iid", True)
+    assert mask.f().eq(1).all()
+    assert torch.equal(mask_of("grf-paper").f()[0], 0.5 ** torch.arange(11))
+
+
+@pytest.mark.parametrize("attention", [None, 3, ["grf"]])
+def test_what_is_no_name_is_refused(attention):
+    with pytest.raises(ValueError, match="`attention` must be one of"):
+        mask_of(attention)
+    with pytest.raises(ValueError, match="`options` must be a topomask"):
+        mask_of("grf", {"seed": 1})
+
+
 def test_options_reach_the_mask_and_the_attention():
     options = AttentionOptions("elu", "signed", 7, 3, 0.5, "antithetic", False, 11)
     layer = make_attention("grf-paper", TokenGrid((4, 5)), 8, 2, options)

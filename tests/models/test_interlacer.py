@@ -2,6 +2,7 @@ import inspect
 
 import pytest
 import torch
+from scipy.spatial import cKDTree
 
 import topomask as tm
 from topomask.models import Interlacer, InterlacerConfig
@@ -166,6 +167,17 @@ def test_config_and_model_have_the_same_fields_and_defaults():
         (dict(neighbors="none", num_hops=2), "`num_hops` says nothing"),
         (dict(neighbors="grf", anchor_fraction=0.5), "`anchor_fraction` says nothing"),
         (dict(neighbors="messages", anchor_fraction=0.0), "anchor_fraction"),
+        (dict(neighbors="messages", num_walks=8), "`num_walks` says nothing"),
+        (dict(depth=0), "`depth` must be an integer of at least 1, but is 0"),
+        (dict(num_axes=0), "`num_axes` must"),
+        (dict(feature_dim=-1), "`feature_dim` must"),
+        (dict(num_neighbors=0), "`num_neighbors` must"),
+        (dict(neighbors="messages", num_neighbors=0), "`num_neighbors` must"),
+        (dict(num_hops=0), "`num_hops` must"),
+        (dict(num_walks=0), "`num_walks` must"),
+        (dict(max_step=0.0), "`max_step` must be positive"),
+        (dict(max_step=float("nan")), "`max_step` must be positive"),
+        (dict(num_neighbors=11), r"11\*\*3 = 1,331 walks .* Set num_walks"),
     ],
 )
 def test_bad_arguments_are_named(options, message):
@@ -179,10 +191,126 @@ def test_bad_clouds_are_named():
         model(positions, features[:, 1:])
     with pytest.raises(ValueError, match="`padding`"):
         model(positions, features, torch.zeros(2, 3, dtype=torch.bool))
-    with pytest.raises(ValueError, match="`k` must be less than the number of points"):
-        model(positions[:, :3], features[:, :3])
     with pytest.raises(ValueError, match="num_steps"):
         model.rollout(positions, features, 0)
     positions[0, 5] = torch.nan
-    with pytest.raises(ValueError, match="point 5"):
+    with pytest.raises(ValueError, match="`positions` must be finite, but particle 5 of cloud 0"):
         model(positions, features)
+
+
+@pytest.mark.parametrize("neighbors", KINDS)
+def test_space_may_have_two_dimensions(neighbors):
+    model, (positions, features) = small(neighbors, num_axes=2), clouds()
+    moved, _ = model(positions[..., :2], features)
+    assert moved.shape == (2, 40, 2)
+
+
+# The compiler itself looks at the gradients of tokens between two of its graphs.
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+@pytest.mark.parametrize("neighbors", KINDS)
+def test_compiles_once(neighbors):
+    model, (positions, features) = small(neighbors), clouds()
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend="aot_eager")
+    for one, other in zip(compiled(positions, features), model(positions, features), strict=True):
+        torch.testing.assert_close(one, other)
+    with torch.compiler.set_stance("fail_on_recompile"):
+        found, expected = (each(positions.flip(1), features) for each in (compiled, model))
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize(
+    ("neighbors", "options", "message"),
+    [
+        ("grf", dict(num_neighbors=4), "num_neighbors=3, but the model has num_neighbors=4.* Build the model with"),
+        ("messages", dict(num_neighbors=6), "num_neighbors=5, but the model has num_neighbors=6"),
+        ("messages", dict(anchor_fraction=0.5), "anchor_fraction=0.25, but the model has anchor_fraction=0.5"),
+    ],
+)
+def test_checkpoints_of_other_settings_are_refused(neighbors, options, message):
+    saved = small(neighbors).state_dict()
+    with pytest.raises(ValueError, match=message):
+        small(neighbors, **options).load_state_dict(saved)
+
+
+@pytest.mark.parametrize("neighbors", KINDS)
+def test_checkpoints_from_before_settings_were_saved_load(neighbors):
+    saved = {name: value for name, value in small(neighbors).state_dict().items() if "_extra_state" not in name}
+    small(neighbors).load_state_dict(saved)
+
+
+@pytest.mark.parametrize("neighbors", KINDS)
+def test_what_stands_in_padding_does_not_matter(neighbors):
+    model, (positions, features) = small(neighbors), clouds()
+    padding = torch.zeros(2, 40, dtype=torch.bool)
+    padding[0, 30:] = True
+
+    def gradients(fill: float) -> list[torch.Tensor]:
+        state = [x.masked_fill(padding[..., None], fill).requires_grad_() for x in (positions, features)]
+        moved, changed = model(*state, padding)
+        loss = moved[~padding].square().sum() + changed[~padding].square().sum()
+        return [loss, *torch.autograd.grad(loss, [*state, *model.parameters()])]
+
+    for poisoned, clean in zip(gradients(torch.nan), gradients(1.0), strict=True):
+        assert torch.equal(poisoned, clean)
+
+
+def test_fewer_walks_estimate_the_mask():
+    assert small(num_neighbors=11, num_walks=7).neighbors[0].attention.mask.recipe.num_walks == 7
+    assert InterlacerConfig(num_walks=7).build().neighbors[0].attention.mask.recipe.num_walks == 7
+    assert small(num_neighbors=10).neighbors[0].attention.mask.recipe.num_walks == 1000
+
+
+@pytest.mark.parametrize("num_particles", [0, 1, 2, 3])
+def test_clouds_of_few_particles_beside_others(num_particles):
+    """Three neighbours are more than a small cloud has: all others are neighbours there."""
+    model, (positions, features) = small(), clouds()
+    padding = torch.zeros(2, 40, dtype=torch.bool)
+    padding[0, num_particles:] = True
+    together = model(positions, features, padding)
+    large = model(positions[1], features[1])
+    alone = model(positions[0, :num_particles], features[0, :num_particles])
+    for one, other, whole in zip(large, alone, together, strict=True):
+        torch.testing.assert_close(one, whole[1])
+        torch.testing.assert_close(other, whole[0, :num_particles])
+
+
+def test_particles_of_a_small_cloud_see_all_others():
+    layer, (positions, _) = WalkNeighbors(8), clouds(batch=1, num_particles=3)
+    graph = layer.find(positions, None)
+    assert (graph.num_nodes, graph.num_edges) == (3, 6)
+
+
+def test_anchors_of_a_small_cloud_are_refused_by_name():
+    model, (positions, features) = small("messages"), clouds()
+    padding = torch.zeros(2, 40, dtype=torch.bool)
+    padding[1, 5:] = True
+    with pytest.raises(ValueError, match=r"`num_neighbors` must be less .* is 5, and cloud 1 has 5 particles"):
+        model(positions, features, padding)
+
+
+@pytest.mark.parametrize("neighbors", KINDS)
+@pytest.mark.parametrize("shape", [(0, 40), (2, 0), (0,)])
+def test_no_particles_give_no_particles(neighbors, shape):
+    positions, features = torch.zeros(*shape, 3, dtype=torch.float64), torch.zeros(*shape, 4, dtype=torch.float64)
+    moved, changed = small(neighbors)(positions, features, torch.zeros(shape, dtype=torch.bool))
+    assert (moved.shape, changed.shape) == (positions.shape, features.shape)
+
+
+def test_the_search_has_as_many_threads_as_torch(monkeypatch):
+    workers = []
+
+    class Tree:
+        def __init__(self, points) -> None:
+            self.tree = cKDTree(points)
+
+        def query(self, *arguments, **options):
+            workers.append(options["workers"])
+            return self.tree.query(*arguments, **options)
+
+    for module in ("topomask.builders", "topomask.models.neighbors"):
+        monkeypatch.setattr(f"{module}.cKDTree", Tree)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    small("messages")(*clouds())
+    assert set(workers) == {3}

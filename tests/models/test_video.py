@@ -72,3 +72,25 @@ def test_config_and_model_have_the_same_fields_and_defaults():
 def test_sizes_that_do_not_fit_are_named():
     with pytest.raises(ValueError, match="multiple of `tubelet_size`"):
         small(num_frames=5)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (dict(tubelet_size=(8, 8)), r"`tubelet_size` must be \(frames, height, width\), but is \(8, 8\)"),
+        (dict(tubelet_size=8), r"`tubelet_size` must be \(frames, height, width\), but is 8"),
+        (dict(image_size=(2, 8, 12)), "`image_size` must be one number or"),
+        (dict(num_frames=None), "`num_frames` must be one number"),
+        (dict(attention_options={"seed": 1}), "`attention_options` must be a topomask.models.AttentionOptions"),
+    ],
+)
+def test_bad_arguments_are_named(options, message):
+    with pytest.raises(ValueError, match=message):
+        small(**options)
+
+
+def test_videos_of_another_size_are_named():
+    model = small()
+    for shape in ((1, 2, 8, 8, 12), (1, 2, 5, 8, 12), (1, 2, 6, 8, 8), (2, 6, 8, 12)):
+        with pytest.raises(ValueError, match=r"`videos` must have shape \[B, 2, 6, 8, 12\], but has .* `num_frames`"):
+            model(torch.randn(shape))

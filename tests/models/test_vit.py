@@ -13,7 +13,7 @@ from topomask.models.vit import PRESETS
 def small(attention: str = "grf", **options) -> VisionTransformer:
     torch.manual_seed(0)
     arguments = dict(image_size=(8, 12), patch_size=2, in_channels=3, num_classes=5, dim=16, depth=2, num_heads=2)
-    return VisionTransformer(**(arguments | options), attention=attention)
+    return VisionTransformer(**(arguments | dict(attention=attention) | options))
 
 
 def images(batch: int = 3) -> torch.Tensor:
@@ -159,8 +159,13 @@ def test_presets_with_another_attention_leave_out_what_it_does_not_obey():
     preset = VisionTransformerConfig.preset
     assert preset("paper-imagenet", attention="linear").attention_options == AttentionOptions()
     assert preset("paper-imagenet", attention="exact").attention_options == AttentionOptions(max_length=100)
-    walks = AttentionOptions(num_walks=100, max_length=100, halt_prob=0.1)
-    assert preset("paper-imagenet", attention="visits").attention_options == walks
+    # Walks of their own default halt or do not; the paper's probability stays with the paper's walks.
+    walks = AttentionOptions(num_walks=100, max_length=100)
+    for attention in ("grf", "grf-softmax", "visits"):
+        assert preset("paper-imagenet", attention=attention).attention_options == walks
+    assert preset("paper-imagenet", attention="grf-paper") == preset("paper-imagenet")
+    model = preset("paper-imagenet", attention="grf", image_size=32, depth=1).build()
+    assert model.encoder.blocks[0].attention.mask.recipe.halt_prob == 0
     assert preset("paper-imagenet", attention="grf", attention_options=AttentionOptions(seed=1)) == preset(
         "base", image_size=256, attention_options=AttentionOptions(seed=1)
     )
@@ -181,7 +186,10 @@ def test_paper_presets_are_table_2():
     ("options", "message"),
     [
         (dict(image_size=9), "multiple of `patch_size`"),
-        (dict(patch_size=(2, 2, 2)), "height, width"),
+        (dict(patch_size=(2, 2, 2)), r"`patch_size` must be one number or \(height, width\), but is \(2, 2, 2\)"),
+        (dict(image_size=28.0), "`image_size` must be one number"),
+        (dict(attention=None), "`attention` must be one of .* or a function that makes a layer, but is None"),
+        (dict(attention_options={"seed": 1}), "`attention_options` must be a topomask.models.AttentionOptions"),
         (dict(patch_size=0), "positive"),
         (dict(pooling="max"), "pooling"),
         (dict(depth=0), "depth"),
@@ -201,5 +209,30 @@ def test_unknown_names_are_refused():
 
 
 def test_images_of_another_size_are_named():
-    with pytest.raises(ValueError, match="must have shape"):
-        small()(torch.randn(1, 3, 12, 12))
+    model = small()
+    for shape in ((1, 3, 12, 12), (1, 3, 9, 12), (1, 1, 8, 12), (3, 8, 12)):
+        with pytest.raises(ValueError, match=r"`images` must have shape \[B, 3, 8, 12\], but has .* `image_size`"):
+            model(torch.randn(shape))
+
+
+def test_attention_that_is_passed_in_keeps_its_weights():
+    made = []
+
+    def factory(grid, dim, num_heads, options):
+        layer = tm.nn.MaskedAttention(dim, num_heads, tm.NeighborMask(grid.graph))
+        made.append({name: value.clone() for name, value in layer.state_dict().items()})
+        return layer
+
+    model = small(factory)
+    for block, before in zip(model.encoder.blocks, made, strict=True):
+        for name in ("query.weight", "query.bias", "out.bias"):
+            assert torch.equal(block.attention.state_dict()[name], before[name]), name
+        # Perceptrons are the encoder's own.
+        assert block.mlp.hidden.bias.eq(0).all()
+
+
+@pytest.mark.parametrize("shape", [(2, 4, 4, 1), (2, 4, 4, 8), (2, 16, 16), (2, 4, 5, 16)])
+def test_tokens_of_another_width_or_grid_are_named(shape):
+    encoder = tm.models.GridEncoder((4, 4), dim=16, depth=1, num_heads=2)
+    with pytest.raises(ValueError, match=r"`x` must have shape \[B, 4, 4, 16\], but has shape"):
+        encoder(torch.randn(shape))

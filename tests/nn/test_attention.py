@@ -56,6 +56,30 @@ def test_padding_is_not_seen(kind):
     assert torch.equal(layer(poisoned, key_padding_mask=padded)[0, :6], whole[0, :6])
 
 
+@pytest.mark.parametrize("kind", ["linear", "softmax"])
+@pytest.mark.parametrize("shape", [(9,), (1, 9), (2, 3, 9), (6, 9)])
+def test_padding_of_one_row_or_of_all_inputs(kind, shape):
+    layer, x = make_layer(kind=kind), tokens(2, 3, 9, 16)
+    padded = torch.zeros(shape, dtype=torch.bool)
+    padded[..., 6:] = True
+    torch.testing.assert_close(layer(x, key_padding_mask=padded)[..., :6, :], layer(x[..., :6, :]))
+
+
+@pytest.mark.parametrize("kind", ["linear", "softmax"])
+@pytest.mark.parametrize(
+    ("padded", "message"),
+    [
+        (torch.zeros(2, 9), "`key_padding_mask` must be boolean"),
+        (torch.zeros(2, 9, dtype=torch.int64), "`key_padding_mask` must be boolean"),
+        (torch.zeros(2, 1, dtype=torch.bool), r"shape \[..., N_k=9\]"),
+        (torch.zeros(3, 9, dtype=torch.bool), "one row per input, 2, but has 3"),
+    ],
+)
+def test_padding_that_does_not_fit_is_named(kind, padded, message):
+    with pytest.raises(ValueError, match=message):
+        make_layer(kind=kind)(tokens(2, 9, 16), key_padding_mask=padded)
+
+
 def test_softmax_drops_pairs_while_training_only():
     layer, x = make_layer(kind="softmax", dropout=0.5), tokens(1, 9, 16)
     assert not torch.equal(layer(x), layer(x))
@@ -68,6 +92,8 @@ def test_softmax_drops_pairs_while_training_only():
     [
         (dict(kind="cosine"), "kind"),
         (dict(kind="softmax", feature_map="elu"), "feature_map"),
+        (dict(kind="softmax", feature_map="relu"), "softmax attention has none, but it is 'relu'"),
+        (dict(feature_map="rellu"), "`feature_map` must be one of"),
         (dict(kind="softmax", normalizer="signed"), "normalizer"),
         (dict(normalizer="max"), "normalizer"),
         (dict(dropout=0.1), "acts on pairs"),

@@ -117,6 +117,11 @@ def test_autocast():
         (dict(dropout=2.0), "dropout"),
         (dict(num_kv_heads=0), "num_kv_heads"),
         (dict(kind="softmax", feature_map="elu"), "feature_map"),
+        (dict(kind="softmax", feature_map="relu"), "softmax attention has none, but it is 'relu'"),
+        (dict(feature_map="rellu"), "`feature_map` must be one of"),
+        (dict(kind="softmax", normalizer="none"), "`normalizer` must be one of .* for kind='softmax'"),
+        (dict(kind="softmax", strategy="features"), "`strategy` must be one of .* for kind='softmax'"),
+        (dict(mask=torch.ones(6, 6)), "`mask` must be a topomask.Mask, but is a Tensor. Wrap a matrix in DenseMask"),
         (dict(mask=walk_mask(ragged_graph(), num_heads=2)), "one head or 4"),
     ],
 )

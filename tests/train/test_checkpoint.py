@@ -213,3 +213,18 @@ def test_loading_does_not_unpickle(saved, monkeypatch):
     load_weights(model, saved)
     kept = read_checkpoint(saved).weights
     assert all(torch.equal(value, kept[name]) for name, value in model.state_dict().items())
+
+
+def test_parts_may_lack_what_they_say_older_checkpoints_do_not_have(tmp_path):
+    def interlacer(num_neighbors: int) -> tm.models.Interlacer:
+        return tm.models.Interlacer(feature_dim=1, dim=4, depth=1, num_heads=1, num_neighbors=num_neighbors)
+
+    path = tmp_path / "particles.safetensors"
+    model = interlacer(3)
+    save_checkpoint(path, model)
+    load_weights(interlacer(3), path)
+    with pytest.raises(CheckpointError, match="num_neighbors=3, but the model has num_neighbors=2"):
+        load_weights(interlacer(2), path)
+    model.register_state_dict_post_hook(lambda _, state, *__: state.__delitem__("neighbors.0._extra_state"))
+    save_checkpoint(path, model)
+    load_weights(interlacer(3), path)

@@ -1,15 +1,18 @@
 """Models."""
 
-from topomask.models.attention_variants import AttentionOptions
+from topomask.models.attention_variants import AttentionOptions, TokenGrid, make_attention
 from topomask.models.baselines import GraphNetwork, GraphNetworkConfig
 from topomask.models.encoder import GridEncoder
 from topomask.models.graph_masks import GraphMaskOptions
 from topomask.models.graph_transformer import GraphTransformer, GraphTransformerConfig
 from topomask.models.interlacer import Interlacer, InterlacerConfig
+from topomask.models.neighbors import AnchorNeighbors, NeighborLayer, WalkNeighbors
+from topomask.models.resize import resize_positions
 from topomask.models.video import VideoTransformer, VideoTransformerConfig
 from topomask.models.vit import VisionTransformer, VisionTransformerConfig
 
 __all__ = [
+    "AnchorNeighbors",
     "AttentionOptions",
     "GraphMaskOptions",
     "GraphNetwork",
@@ -19,8 +22,13 @@ __all__ = [
     "GridEncoder",
     "Interlacer",
     "InterlacerConfig",
+    "NeighborLayer",
+    "TokenGrid",
     "VideoTransformer",
     "VideoTransformerConfig",
     "VisionTransformer",
     "VisionTransformerConfig",
+    "WalkNeighbors",
+    "make_attention",
+    "resize_positions",
 ]

@@ -10,9 +10,12 @@ name                    attention                                               
 ``"grf-paper"``         linear, the same estimated by walks as the paper draws them                 O(N)
 ``"grf"``               linear, the same estimated by repelling walks of fixed length               O(N)
 ``"grf-softmax"``       softmax, modulated by the mask of ``"grf"``                                 O(N)
-``"visits"``            linear, how often walks visit, without importance weights (Eq. 21)          O(N)
+``"visits"``            linear, how often the paper's walks visit, without weights (Eq. 21)         O(N)
 ``"learned"``           linear, free features per token that know of no graph                       O(N^2)
 ======================  ==========================================================================  =============
+
+All that walk start from a modulation f_l = 2^-l, and the exact series from what it stands for. ``"visits"`` starts from
+f = 1 instead, plain counts of visits; its walks halt, and are shared by queries and keys, as those of ``"grf-paper"``.
 """
 
 from __future__ import annotations
@@ -73,7 +76,8 @@ class AttentionOptions:
         halt_prob: Probability to stop before each step. Default: 0.1 for the paper's walks and visits, otherwise 0.
         coupling: "iid", "antithetic" or "repelling". Default: "iid" for the paper's walks and visits, otherwise
             "repelling".
-        shared_walks: Let keys use the walks of queries. Default: true for the paper's walks, otherwise false.
+        shared_walks: Let keys use the walks of queries. Default: true for the paper's walks and visits, otherwise
+            false.
         seed: Seed of the walks of the first layer; the next has the next. Default: drawn from torch's generator.
     """
 
@@ -132,20 +136,36 @@ def make_attention(
 
     Example:
         >>> import torch, topomask as tm
-        >>> from topomask.models.attention_variants import TokenGrid, make_attention
-        >>> layer = make_attention("toeplitz", TokenGrid((4, 4), num_prefix=1), dim=8, num_heads=2)
+        >>> grid = tm.models.TokenGrid((4, 4), num_prefix=1)
+        >>> layer = tm.models.make_attention("toeplitz", grid, dim=8, num_heads=2)
         >>> layer(torch.randn(3, 17, 8)).shape
         torch.Size([3, 17, 8])
     """
-    options = AttentionOptions() if options is None else options
+    options = checked_options("options", options)
     if callable(attention):
         return attention(grid, dim, num_heads, options)
     check_variant(attention, options)
     return VARIANTS[attention].make(grid, dim, num_heads, options)
 
 
+def checked_options(name: str, options: AttentionOptions | None) -> AttentionOptions:
+    """The options, or those of a name alone; a ValueError names the argument if it is anything else."""
+    if options is None:
+        return AttentionOptions()
+    if not isinstance(options, AttentionOptions):
+        raise ValueError(
+            f"`{name}` must be a topomask.models.AttentionOptions or None, but is {options!r}. Pass "
+            f"AttentionOptions(...) with these fields."
+        )
+    return options
+
+
 def check_variant(name: str, options: AttentionOptions | None = None) -> None:
     """A ValueError unless there is a variant of this name, and it obeys these options."""
+    if not isinstance(name, str):
+        raise ValueError(
+            f"`attention` must be one of {tuple(VARIANTS)}, or a function that makes a layer, but is {name!r}."
+        )
     if name not in VARIANTS:
         hint = did_you_mean(name, VARIANTS)
         raise ValueError(f"`attention` must be one of {tuple(VARIANTS)}, but is {name!r}.{hint}")
@@ -234,7 +254,7 @@ VARIANTS: dict[str, Variant] = {
     "visits": Variant(
         partial(_masked, _visits),
         _ATTENTION | _SAMPLING,
-        "linear, how often walks visit, without importance weights (Eq. 21)",
+        "linear, how often the paper's walks visit, without importance weights, from f = 1 on (Eq. 21)",
     ),
     "learned": Variant(partial(_masked, _learned), _ATTENTION, "linear, free features per token that know of no graph"),
 }

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import Literal, cast, get_args
 
 import torch
 from torch import Tensor, nn
 
-from topomask.models.attention_variants import AttentionFactory, AttentionOptions, TokenGrid, make_attention
+from topomask.models.attention_variants import (
+    AttentionFactory,
+    AttentionOptions,
+    TokenGrid,
+    checked_options,
+    make_attention,
+)
+from topomask.models.shapes import check_shape
 from topomask.nn import MLP, PatchEmbedding, TransformerBlock
 from topomask.nn.projections import HeadProjections
 
@@ -23,7 +30,8 @@ class GridEncoder(nn.Module):
         depth: Blocks.
         num_heads: Heads.
         mlp_ratio: Width of the perceptrons, in terms of ``dim``.
-        attention: A name of :mod:`topomask.models.attention_variants`, or a function that makes a layer of attention.
+        attention: A name of :mod:`topomask.models.attention_variants`, or a function that makes a layer of attention,
+            which keeps the weights that it comes with.
         options: What the name does not say. Every layer has its own mask, with its own walks.
         pooling: ``"mean"`` over the grid, or ``"cls"`` for a token of its own that sees and is seen by all. As this
             token is on no grid and all that is looked at in the end, the mask of the last block then has no effect.
@@ -52,7 +60,7 @@ class GridEncoder(nn.Module):
             raise ValueError(f"`pooling` must be one of {get_args(Pooling)}, but is {pooling!r}.")
         if depth < 1:
             raise ValueError(f"`depth` must be at least 1, but is {depth}.")
-        options = AttentionOptions() if options is None else options
+        options = checked_options("options", options)
         grid = TokenGrid(tuple(shape), num_prefix=int(pooling == "cls"))
         hidden_dim = round(mlp_ratio * dim)
 
@@ -65,15 +73,20 @@ class GridEncoder(nn.Module):
         self.position = nn.Parameter(torch.empty(grid.num_nodes, dim))
         self.blocks = nn.ModuleList(block(layer) for layer in range(depth))
         self.norm = _norm(dim)
-        init_linear(self)
+        if isinstance(attention, str):
+            init_linear(self)
+        else:
+            # Attention that was passed in starts as it comes.
+            for each in self.blocks:
+                init_linear(cast(TransformerBlock, each).mlp)
         for parameter in (self.cls, self.position):
             if parameter is not None:
                 nn.init.normal_(parameter, std=0.02)
 
     def forward(self, x: Tensor) -> Tensor:
         """Tokens on the grid, [B, *shape, C], to one vector each, [B, C]."""
-        if x.shape[1:-1] != self.grid.shape:
-            raise ValueError(f"`x` must have shape [B, {self.grid.shape}, C], but has shape {tuple(x.shape)}.")
+        expected = (*self.grid.shape, self.position.shape[-1])
+        check_shape("x", x, expected, "Pass one token of width `dim` per place of the grid `shape`.")
         x = x.flatten(1, -2) + self.position
         if self.cls is not None:
             x = torch.cat([self.cls.expand(len(x), -1, -1), x], dim=1)
@@ -85,7 +98,7 @@ class GridEncoder(nn.Module):
 def init_linear(module: nn.Module) -> None:
     """Start linear layers as the original vision transformer does: uniform weights after Glorot, no bias.
 
-    Only those of this library's layers: attention that was passed in, and masks, start as they come.
+    Only those of this library's layers: masks start as they come.
     """
     for part in module.modules():
         if isinstance(part, HeadProjections | MLP | PatchEmbedding):

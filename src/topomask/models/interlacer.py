@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -11,6 +12,7 @@ from typing import Any, Literal, cast, get_args
 import torch
 from torch import Tensor, nn
 
+from topomask.graph_input import check_integer
 from topomask.models.encoder import init_linear
 from topomask.models.neighbors import AnchorNeighbors, NeighborLayer, WalkNeighbors
 from topomask.nn import MLP, Attention, TransformerBlock
@@ -22,7 +24,7 @@ NeighborFactory = Callable[[int], NeighborLayer]
 
 # The layer behind every name, and the options that it takes.
 _KINDS: dict[str, tuple[type[NeighborLayer] | None, tuple[str, ...]]] = {
-    "grf": (WalkNeighbors, ("num_neighbors", "num_hops")),
+    "grf": (WalkNeighbors, ("num_neighbors", "num_hops", "num_walks")),
     "messages": (AnchorNeighbors, ("num_neighbors", "anchor_fraction")),
     "none": (None, ()),
 }
@@ -35,6 +37,9 @@ class Interlacer(nn.Module):
 
     where positions p and features x of all particles make up the state, and no particle moves by more than
     :math:`\delta` along an axis. Neighbours are found anew in every call, on positions without their gradient.
+
+    Attention and perceptrons start with uniform weights after Glorot and no bias, as in vision transformers. Neighbour
+    layers start as torch's linear layers do, with smaller weights and with biases.
 
     Args:
         feature_dim: Features of a particle.
@@ -50,6 +55,8 @@ class Interlacer(nn.Module):
         anchor_fraction: Share of the particles that are anchors, for ``"messages"``. Default: 0.25.
         max_step: How far a particle moves in a step at most, along an axis.
         num_axes: Dimensions of space.
+        num_walks: Walks per particle, for ``"grf"``. Default: all ``num_neighbors**num_hops``, which make the mask
+            exact; more than 1,000 must be asked for.
 
     Example:
         >>> import torch, topomask as tm
@@ -75,10 +82,20 @@ class Interlacer(nn.Module):
         anchor_fraction: float | None = None,
         max_step: float = 0.25,
         num_axes: int = 3,
+        num_walks: int | None = None,
     ) -> None:
         super().__init__()
-        given = {"num_neighbors": num_neighbors, "num_hops": num_hops, "anchor_fraction": anchor_fraction}
-        make = _neighbor_factory(neighbors, {name: value for name, value in given.items() if value is not None})
+        for name, value, low in (("feature_dim", feature_dim, 0), ("depth", depth, 1), ("num_axes", num_axes, 1)):
+            check_integer(name, value, low)
+        if not 0 < max_step < math.inf:
+            raise ValueError(f"`max_step` must be positive and finite, but is {max_step}.")
+        options = {
+            "num_neighbors": num_neighbors,
+            "num_hops": num_hops,
+            "num_walks": num_walks,
+            "anchor_fraction": anchor_fraction,
+        }
+        make = _neighbor_factory(neighbors, options, num_axes)
         hidden_dim = round(mlp_ratio * dim)
         self.max_step, self.num_axes, self.feature_dim = max_step, num_axes, feature_dim
         self.embedding = nn.Linear(num_axes + feature_dim, dim)
@@ -104,12 +121,18 @@ class Interlacer(nn.Module):
             padding: [B, N] or [N], True where there is no particle.
 
         Returns:
-            Positions and features after the step, same shapes. What stands in padding means nothing.
+            Positions and features after the step, same shapes. What stands in padding means nothing, and may be
+            anything.
         """
         self._check_state(positions, features, padding)
         if positions.ndim == 2:
             state = self(positions[None], features[None], None if padding is None else padding[None])
             return state[0][0], state[1][0]
+        if not positions.shape[:-1].numel():
+            return positions.clone(), features.clone()
+        if padding is not None:
+            # Whatever stands there, NaN included, must not be multiplied by 0, forth or back.
+            positions, features = (x.masked_fill(padding[..., None], 0.0) for x in (positions, features))
         around = self.look_around(positions, padding)
         x = self.embedding(torch.cat([positions, features], dim=-1))
         for layer, block in enumerate(self.blocks):
@@ -119,6 +142,7 @@ class Interlacer(nn.Module):
         move, change = self.head(self.norm(x)).split([self.num_axes, self.feature_dim], dim=-1)
         return positions + self.max_step * torch.tanh(move), features + change
 
+    @torch.compiler.disable
     def look_around(self, positions: Tensor, padding: Tensor | None = None) -> Any:
         """What all neighbour layers know about where particles are, [B, N, axes]; None without such layers."""
         if not self.neighbors:
@@ -162,16 +186,21 @@ class Interlacer(nn.Module):
             )
 
 
-def _neighbor_factory(neighbors: str | NeighborFactory, options: dict[str, Any]) -> NeighborFactory | None:
+def _neighbor_factory(
+    neighbors: str | NeighborFactory, options: dict[str, Any], num_axes: int
+) -> NeighborFactory | None:
     """What makes the neighbour layers; None for none."""
     if not callable(neighbors) and neighbors not in get_args(Neighbors):
         raise ValueError(
             f"`neighbors` must be one of {get_args(Neighbors)}, or a function that makes a layer, but is {neighbors!r}."
         )
+    options = {name: value for name, value in options.items() if value is not None}
     kind, takes = (neighbors, ()) if callable(neighbors) else _KINDS[neighbors]
     for name in options:
         if name not in takes:
             raise ValueError(f"`{name}` says nothing to neighbors={neighbors!r}, which takes {takes}. Leave it out.")
+    # Messages are about positions, walks are not.
+    options = options | {"num_axes": num_axes} if kind is AnchorNeighbors else options
     return None if kind is None else partial(kind, **options)
 
 
@@ -191,6 +220,7 @@ class InterlacerConfig:
         anchor_fraction: Share of the particles that are anchors, for "messages". Default: 0.25.
         max_step: How far a particle moves in a step at most, along an axis.
         num_axes: Dimensions of space.
+        num_walks: Walks per particle, for "grf". Default: all num_neighbors**num_hops, if that is at most 1,000.
     """
 
     feature_dim: int = 16
@@ -204,6 +234,7 @@ class InterlacerConfig:
     anchor_fraction: float | None = None
     max_step: float = 0.25
     num_axes: int = 3
+    num_walks: int | None = None
 
     def build(self) -> Interlacer:
         """The model."""

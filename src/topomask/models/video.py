@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 from torch import Tensor, nn
 
-from topomask.models.attention_variants import AttentionFactory, AttentionOptions
+from topomask.models.attention_variants import AttentionFactory, AttentionOptions, checked_options
 from topomask.models.encoder import GridEncoder, Pooling, init_linear
-from topomask.models.shapes import grid_shape, pair
+from topomask.models.shapes import check_shape, grid_shape, pair, whole_numbers
 from topomask.nn import PatchEmbedding
 
 
@@ -31,7 +31,8 @@ class VideoTransformer(nn.Module):
         num_heads: Heads.
         mlp_ratio: Width of the perceptrons, in terms of ``dim``.
         attention: A name of :mod:`topomask.models.attention_variants`, or a function that makes a layer of attention;
-            ``"softmax"`` and ``"grf-softmax"`` are those of the paper.
+            ``"softmax"`` is the paper's baseline, and ``"grf-softmax"`` its softmax with graph random features, with
+            this library's walks in place of the paper's.
         attention_options: What the name does not say: walks, feature map, seed.
         pooling: ``"mean"`` or ``"cls"``, see :class:`GridEncoder`, over space and over time.
 
@@ -62,11 +63,14 @@ class VideoTransformer(nn.Module):
         pooling: Pooling = "mean",
     ) -> None:
         super().__init__()
-        whole = ("(num_frames, *image_size)", (num_frames, *pair(image_size)))
-        num_times, *space = grid_shape(whole, ("tubelet_size", tuple(tubelet_size)))
-        options = AttentionOptions() if attention_options is None else attention_options
+        tubelet = whole_numbers("tubelet_size", tubelet_size, "(frames, height, width)", 3)
+        (frames,) = whole_numbers("num_frames", (num_frames,), "one number", 1)
+        whole = (frames, *pair("image_size", image_size))
+        num_times, *space = grid_shape(("(num_frames, *image_size)", whole), ("tubelet_size", tubelet))
+        options = checked_options("attention_options", attention_options)
         common = (num_heads, mlp_ratio, attention)
-        self.embedding = PatchEmbedding(in_channels, dim, tuple(tubelet_size))
+        self.input_shape = (in_channels, *whole)
+        self.embedding = PatchEmbedding(in_channels, dim, tubelet)
         self.spatial = GridEncoder(tuple(space), dim, depth, *common, options, pooling)
         self.temporal = GridEncoder((num_times,), dim, temporal_depth, *common, options.for_layer(depth), pooling)
         self.head = nn.Linear(dim, num_classes)
@@ -74,6 +78,8 @@ class VideoTransformer(nn.Module):
 
     def represent(self, videos: Tensor) -> Tensor:
         """One vector per video, [B, channels, frames, height, width] to [B, C]: what the head classifies."""
+        fix = "Cut and resize the videos, or build the model with their `num_frames`, `image_size` and `in_channels`."
+        check_shape("videos", videos, self.input_shape, fix)
         tokens = self.embedding(videos)  # [B, times, *grid, C]
         frames = self.spatial(tokens.flatten(0, 1)).unflatten(0, tokens.shape[:2])
         return self.temporal(frames)
@@ -85,7 +91,9 @@ class VideoTransformer(nn.Module):
 
 @dataclass(frozen=True)
 class VideoTransformerConfig:
-    """The arguments of :class:`VideoTransformer` as data, the paper's by default. What is None is taken from the data.
+    """The arguments of :class:`VideoTransformer` as data. What is None is taken from the data.
+
+    Sizes are the paper's by default; walks are not (see ``attention`` there).
 
     Attributes:
         num_frames: Frames of a video.

@@ -8,9 +8,9 @@ from typing import Any, Self
 
 from torch import Tensor, nn
 
-from topomask.models.attention_variants import AttentionFactory, AttentionOptions
+from topomask.models.attention_variants import AttentionFactory, AttentionOptions, checked_options
 from topomask.models.encoder import GridEncoder, Pooling, init_linear
-from topomask.models.shapes import grid_shape, pair
+from topomask.models.shapes import check_shape, grid_shape, pair
 from topomask.nn import PatchEmbedding
 
 
@@ -58,14 +58,19 @@ class VisionTransformer(nn.Module):
         pooling: Pooling = "mean",
     ) -> None:
         super().__init__()
-        shape = grid_shape(("image_size", pair(image_size)), ("patch_size", pair(patch_size)))
-        self.embedding = PatchEmbedding(in_channels, dim, pair(patch_size))
+        image_shape, patch_shape = pair("image_size", image_size), pair("patch_size", patch_size)
+        shape = grid_shape(("image_size", image_shape), ("patch_size", patch_shape))
+        attention_options = checked_options("attention_options", attention_options)
+        self.input_shape = (in_channels, *image_shape)
+        self.embedding = PatchEmbedding(in_channels, dim, patch_shape)
         self.encoder = GridEncoder(shape, dim, depth, num_heads, mlp_ratio, attention, attention_options, pooling)
         self.head = nn.Linear(dim, num_classes)
         init_linear(self.embedding)
 
     def represent(self, images: Tensor) -> Tensor:
         """One vector per image, [B, channels, height, width] to [B, C]: what the head classifies."""
+        fix = "Resize the images, or build the model with their `image_size` and `in_channels`."
+        check_shape("images", images, self.input_shape, fix)
         return self.encoder(self.embedding(images))
 
     def forward(self, images: Tensor) -> Tensor:
@@ -111,7 +116,8 @@ class VisionTransformerConfig:
             name: ``"tiny"``, ``"small"`` and ``"base"`` are the usual sizes of vision transformers; ``"nano"`` is for
                 images of a few pixels; ``"paper-imagenet"``, ``"paper-inaturalist"`` and ``"paper-places"`` are the
                 columns of Table 2 of the paper: ViT-B/16 on a grid of 16 x 16 patches with the paper's walks.
-            **changes: Fields to set. With another ``attention``, options that it does not obey are left out.
+            **changes: Fields to set. With another ``attention``, options that it does not obey are left out, and
+                ``halt_prob`` is its own.
 
         Example:
             >>> VisionTransformerConfig.preset("tiny", num_classes=10).dim
@@ -120,8 +126,9 @@ class VisionTransformerConfig:
         if name not in PRESETS:
             raise ValueError(f"`name` must be one of {tuple(PRESETS)}, but is {name!r}.")
         config = cls(**PRESETS[name])
-        if "attention" in changes:
-            options = config.attention_options.obeyed_by(changes["attention"])
+        if changes.get("attention", config.attention) != config.attention:
+            # When to halt belongs to the paper's walks; others have their own default.
+            options = dataclasses.replace(config.attention_options, halt_prob=None).obeyed_by(changes["attention"])
             config = dataclasses.replace(config, attention_options=options)
         return dataclasses.replace(config, **changes)
 

@@ -12,7 +12,7 @@ from topomask.nn.attention import Attention
 from topomask.nn.block import TransformerBlock
 from topomask.nn.graph_convolution import GraphConvolution
 from topomask.nn.masked_attention import MaskedAttention
-from topomask.nn.message_passing import MessagePassing
+from topomask.nn.message_passing import AnchorLists, MessagePassing
 from topomask.nn.mlp import MLP
 from topomask.nn.patches import PatchEmbedding
 from topomask.nn.readout import GraphReadout
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "MLP",
+    "AnchorLists",
     "Attention",
     "Exp",
     "ExponentialMap",

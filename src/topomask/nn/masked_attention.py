@@ -11,7 +11,7 @@ from topomask.attention_inputs import FeatureMap
 from topomask.graph import Graph
 from topomask.masks import Mask
 from topomask.masks.base import Normalizer
-from topomask.nn.attention import Kind, check_kind
+from topomask.nn.attention import Kind, checked_feature_map
 from topomask.nn.projections import HeadProjections
 from topomask.planning import Strategy
 
@@ -25,7 +25,7 @@ class MaskedAttention(HeadProjections):
         mask: The mask, with ``num_heads`` heads or one. The same mask may serve several layers.
         num_kv_heads: Heads of keys and values, a divisor of ``num_heads``. Default: ``num_heads``.
         kind: ``"linear"`` or ``"softmax"`` attention.
-        feature_map: See :func:`topomask.masked_attention`; for linear attention only.
+        feature_map: See :func:`topomask.masked_attention`; for linear attention only. Default: ``"relu"``.
         normalizer: See :func:`topomask.masked_attention`. Default: that of the mask.
         strategy: See :func:`topomask.masked_attention`.
         dropout: Probability to drop a pair while training.
@@ -46,21 +46,28 @@ class MaskedAttention(HeadProjections):
         *,
         num_kv_heads: int | None = None,
         kind: Kind = "linear",
-        feature_map: FeatureMap = "relu",
+        feature_map: FeatureMap | None = None,
         normalizer: Normalizer | None = None,
         strategy: Strategy = "auto",
         dropout: float = 0.0,
         bias: bool = True,
     ) -> None:
         super().__init__(dim, num_heads, num_kv_heads, dropout, bias)
-        check_kind(kind, feature_map)
-        choices: tuple[tuple[str, str, tuple[str, ...]], ...] = (
-            ("normalizer", mask.default_normalizer if normalizer is None else normalizer, get_args(Normalizer)),
-            ("strategy", strategy, get_args(Strategy)),
-        )
-        for name, value, allowed in choices:
+        feature_map = checked_feature_map(kind, feature_map)
+        if not isinstance(mask, Mask):
+            raise ValueError(
+                f"`mask` must be a topomask.Mask, but is a {type(mask).__name__}. Wrap a matrix in DenseMask."
+            )
+        normalizers, strategies = get_args(Normalizer), get_args(Strategy)
+        if kind == "softmax":
+            # Exponentials need a quotient, and the entries of the mask.
+            normalizers, strategies = ("absolute", "signed"), ("auto", "pairs", "dense")
+        for name, value, allowed in (
+            ("normalizer", mask.default_normalizer if normalizer is None else normalizer, normalizers),
+            ("strategy", strategy, strategies),
+        ):
             if value not in allowed:
-                raise ValueError(f"`{name}` must be one of {allowed}, but is {value!r}.")
+                raise ValueError(f"`{name}` must be one of {allowed} for kind={kind!r}, but is {value!r}.")
         if mask.num_heads not in (1, num_heads):
             raise ValueError(f"`mask` must have one head or {num_heads}, but has {mask.num_heads}.")
         self.kind: Kind = kind
@@ -95,6 +102,7 @@ class MaskedAttention(HeadProjections):
         """Attend with a view of this layer's mask, ``layer.mask.on(graph)``, that was made before."""
         q, k, v = self.project(x)
         if self.kind == "linear":
+            assert self.feature_map is not None
             out = masked_attention(
                 q,
                 k,

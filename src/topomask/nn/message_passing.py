@@ -36,7 +36,8 @@ class MessagePassing(nn.Module):
     Example:
         >>> import torch, topomask as tm
         >>> layer = tm.nn.MessagePassing(8)
-        >>> lists = AnchorLists(torch.tensor([0, 2]), torch.tensor([[1, 2], [3, 1]]), torch.tensor([0, 0, 1, 1]))
+        >>> heard, nearest = torch.tensor([[1, 2], [3, 1]]), torch.tensor([0, 0, 1, 1])
+        >>> lists = tm.nn.AnchorLists(torch.tensor([0, 2]), heard, nearest)
         >>> layer(torch.randn(4, 8), torch.randn(4, 3), lists).shape
         torch.Size([4, 8])
 

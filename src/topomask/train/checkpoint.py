@@ -149,7 +149,9 @@ def _load(model: nn.Module, weights: dict[str, Tensor], path: Path, prefixes: tu
     """Load all, or say in one message what does not fit and change nothing."""
     own = [name for name in model.state_dict() if not name.startswith(prefixes)] if prefixes else [*model.state_dict()]
     kinds = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
-    missing, unexpected = [name for name in own if name not in weights], [name for name in weights if name not in own]
+    optional = _optional_names(model)
+    missing = [name for name in own if name not in weights and name not in optional]
+    unexpected = [name for name in weights if name not in own]
     shapes = [
         f"{name} is {list(value.shape)} in the checkpoint and {list(kinds[name].shape)} in the model"
         for name, value in weights.items()
@@ -166,8 +168,14 @@ def _load(model: nn.Module, weights: dict[str, Tensor], path: Path, prefixes: tu
     try:
         # What is excepted is missing by intention; all else was checked.
         model.load_state_dict(weights, strict=False)
-    except RuntimeError as error:
+    except (RuntimeError, ValueError) as error:
         raise CheckpointError(f"{path} does not fit the model: {error}") from None
+
+
+def _optional_names(model: nn.Module) -> set[str]:
+    """What parts of the model say that older checkpoints do not have."""
+    parts = model.named_modules()
+    return {f"{prefix}.{name}".removeprefix(".") for prefix, x in parts for name in getattr(x, "optional_state", ())}
 
 
 def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -23,7 +23,7 @@ def table4() -> Study:
         ),
         cells=(
             Cell("softmax", "softmax", variant(experiment, "softmax"), "0.754"),
-            Cell("grf-softmax", "softmax + GRFs", variant(experiment, "grf-softmax"), "0.758"),
+            Cell("grf-softmax", "softmax + GRFs, our walks", variant(experiment, "grf-softmax"), "0.758"),
         ),
         claims=(Claim("grf-softmax", "softmax", "+0.4 points"),),
         baseline="softmax",
