@@ -48,7 +48,7 @@ class GraphTransformer(nn.Module):
         dropout: Probability to drop a number of what a branch adds, and of what the head sees.
         input_dropout: Probability to drop an input feature.
         attention_dropout: Probability to drop a pair; linear attention then goes over pairs.
-        feature_map: Feature map of linear attention.
+        feature_map: Feature map of linear attention. Default: ``"relu"``.
         normalizer: What attention divides by. Default: that of the mask.
 
     Example:
@@ -79,7 +79,7 @@ class GraphTransformer(nn.Module):
         dropout: float = 0.0,
         input_dropout: float = 0.0,
         attention_dropout: float = 0.0,
-        feature_map: FeatureMap = "relu",
+        feature_map: FeatureMap | None = None,
         normalizer: Normalizer | None = None,
     ) -> None:
         super().__init__()
@@ -90,9 +90,12 @@ class GraphTransformer(nn.Module):
             if not 0 <= p < 1:
                 raise ValueError(f"`{name}` must lie in [0, 1), but is {p}.")
         norms = norm_factory(norm, dim)
-        how: dict[str, Any] = {"kind": kind, "normalizer": normalizer, "dropout": attention_dropout}
-        if kind == "linear":
-            how["feature_map"] = feature_map
+        how: dict[str, Any] = {
+            "kind": kind,
+            "feature_map": feature_map,
+            "normalizer": normalizer,
+            "dropout": attention_dropout,
+        }
         self.in_features, self.input_dropout = in_features, input_dropout
         self.embedding = nn.Linear(in_features, dim)
         self.blocks = nn.ModuleList(
@@ -198,7 +201,7 @@ class GraphTransformerConfig:
         dropout: Probability to drop a number of what a branch adds.
         input_dropout: Probability to drop an input feature.
         attention_dropout: Probability to drop a pair.
-        feature_map: Feature map of linear attention.
+        feature_map: Feature map of linear attention; none is "relu".
         normalizer: What attention divides by; none is that of the mask.
     """
 
@@ -217,7 +220,7 @@ class GraphTransformerConfig:
     dropout: float = 0.0
     input_dropout: float = 0.0
     attention_dropout: float = 0.0
-    feature_map: str = "relu"
+    feature_map: str | None = None
     normalizer: Normalizer | None = None
 
     @classmethod
