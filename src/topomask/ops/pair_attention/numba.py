@@ -1,8 +1,8 @@
 """Attention over the entries of a sparse mask, compiled.
 
 In float32, where rows have many entries, in tiles of 16 queries. Otherwise row by row, four neighbours at a time, so
-that a query is read once for four keys. The backward pass gives every thread a block of rows with about as many
-entries, and gradients of keys and values of its own, which are added up at the end.
+that a query is read once for four keys. The backward pass goes over the rows, and keeps two numbers per entry; and then
+over the columns, which collect the gradients of keys and values from these, so that no two threads write to the same.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from topomask.ops import segments, tiles
-from topomask.ops.backend import FAST_MATH, MAX_PARTS, Kernel, arrays, row_blocks
+from topomask.ops.backend import FAST_MATH, Kernel, arrays, row_blocks
 from topomask.ops.locality import row_order
 from topomask.ops.pair_attention import MIN_ENTRIES_PER_ROW
 from topomask.ops.pair_attention.reference import LARGEST_EXPONENT, LOWEST, MAX_EXPONENT
@@ -144,14 +144,36 @@ def _forward_linear(row_ptr, columns, values, sizes, q, k, v, normalize, starts,
                         out[b, i, d] *= factor
 
 
-def _backward(
+@njit(fastmath=set(FAST_MATH), error_model="numpy")
+def _combine(first, end, places, weights, shift, x, out):
+    """out[:] = sum of weights[p - shift] x[places[p]] over first <= p < end, four at a time."""
+    width = out.shape[0]
+    for a in range(width):
+        out[a] = 0
+    p = first
+    while p + 4 <= end:
+        j0, j1, j2, j3 = places[p], places[p + 1], places[p + 2], places[p + 3]
+        w0, w1 = weights[p - shift], weights[p + 1 - shift]
+        w2, w3 = weights[p + 2 - shift], weights[p + 3 - shift]
+        for a in range(width):
+            out[a] += w0 * x[j0, a] + w1 * x[j1, a] + w2 * x[j2, a] + w3 * x[j3, a]
+        p += 4
+    for rest in range(p, end):
+        j, w = places[rest], weights[rest - shift]
+        for a in range(width):
+            out[a] += w * x[j, a]
+
+
+def _backward_rows(
     row_ptr, columns, values, sizes, own, q, k, v, is_key, softmax, absolute, normalize, most, grad, out, totals,
-    starts, grad_values, grad_sizes, grad_q, parts_k, parts_v,
+    starts, grad_values, grad_sizes, grad_q, by_key, by_size, by_value,
 ):  # fmt: skip
-    """Gradients of everything; ``parts_k`` and ``parts_v`` [blocks, B, N, .] have one summand per block of rows."""
+    """Gradients of values, sizes and queries; and per entry [B, P] what its query and its gradient are weighed by in
+    the gradients of its key, of the size of its key for absolute features, and of its value.
+    """
     width, depth = q.shape[2], v.shape[2]
     for block in prange(starts.shape[0] - 1):
-        scores, others = np.empty(most, q.dtype), np.empty(most, q.dtype)
+        scores, others, pulls = np.empty(most, q.dtype), np.empty(most, q.dtype), np.empty(most, q.dtype)
         pulled = np.empty(depth, q.dtype)
         for b in range(q.shape[0]):
             for i in range(starts[block], starts[block + 1]):
@@ -169,35 +191,53 @@ def _backward(
                     _score_row(first, end, columns, q[b, i], k[b], True, others)
                 elif softmax:
                     _to_powers(first, end, columns, sizes, is_key[b] if is_key.shape[0] > 0 else is_key[:0, 0], scores)
+                _score_row(first, end, columns, pulled, v[b], False, pulls)
                 for p in range(first, end):
-                    j, s = columns[p], scores[p - first]
+                    s, pull = scores[p - first], pulls[p - first]
                     t = others[p - first] if absolute else s
-                    pull = q.dtype.type(0)
-                    for d in range(depth):
-                        pull += pulled[d] * v[b, j, d]
-                    grad_values[p] += s * pull
+                    grad_values[p] += s * pull if own else s * pull + t * push
                     if own:
                         grad_sizes[p] += t * push
-                    else:
-                        grad_values[p] += t * push
                     through, bare = values[p] * pull, sizes[p] * push
                     if absolute:
-                        for a in range(width):
-                            x, y = q[b, i, a], k[b, j, a]
-                            grad_q[b, i, a] += through * y + bare * np.sign(x) * abs(y)
-                            parts_k[block, b, j, a] += through * x + bare * abs(x) * np.sign(y)
+                        by_key[b, p], by_size[b, p] = through, bare
                     else:
-                        both = (through + bare) * s if softmax else through + bare
+                        by_key[b, p] = (through + bare) * s if softmax else through + bare
+                    by_value[b, p] = values[p] * s * factor
+                _combine(first, end, columns, by_key[b], 0, k[b], grad_q[b, i])
+                if absolute:
+                    for p in range(first, end):
+                        j, bare = columns[p], by_size[b, p]
                         for a in range(width):
-                            grad_q[b, i, a] += both * k[b, j, a]
-                            parts_k[block, b, j, a] += both * q[b, i, a]
-                    scaled = values[p] * s
-                    for d in range(depth):
-                        parts_v[block, b, j, d] += scaled * pulled[d]
+                            grad_q[b, i, a] += bare * np.sign(q[b, i, a]) * abs(k[b, j, a])
+
+
+def _backward_columns(
+    column_ptr, rows, order, q, k, grad, absolute, most, starts, by_key, by_size, by_value, grad_k, grad_v
+):
+    """Gradients of keys and values: every one collects what its entries say."""
+    width = q.shape[2]
+    for block in prange(starts.shape[0] - 1):
+        weights = np.empty(most, q.dtype)
+        for b in range(q.shape[0]):
+            for j in range(starts[block], starts[block + 1]):
+                first, end = column_ptr[j], column_ptr[j + 1]
+                for p in range(first, end):
+                    weights[p - first] = by_value[b, order[p]]
+                _combine(first, end, rows, weights, first, grad[b], grad_v[b, j])
+                for p in range(first, end):
+                    weights[p - first] = by_key[b, order[p]]
+                _combine(first, end, rows, weights, first, q[b], grad_k[b, j])
+                if absolute:
+                    for p in range(first, end):
+                        i, bare = rows[p], by_size[b, order[p]]
+                        for a in range(width):
+                            grad_k[b, j, a] += bare * abs(q[b, i, a]) * np.sign(k[b, j, a])
 
 
 _forward_linear_kernel = Kernel(_forward_linear, fastmath=True)
-_forward_kernel, _backward_kernel = Kernel(_forward, fastmath=True), Kernel(_backward, fastmath=True)
+_forward_kernel = Kernel(_forward, fastmath=True)
+_rows_kernel, _columns_kernel = Kernel(_backward_rows, fastmath=True), Kernel(_backward_columns, fastmath=True)
 
 
 def _layout(pattern: Pattern, q: Tensor, absolute: bool) -> tuple[Layout, Tensor] | None:
@@ -293,19 +333,34 @@ def pair_attention_backward(
             layout, source, q, k, v, is_key, softmax, normalize, grad, out, denominator
         )
         return grad_values, grad_magnitudes, grad_q, grad_k, grad_v
-    starts, own = row_blocks(pattern.row_ptr, MAX_PARTS), len(magnitudes) > 0
-    grads = [torch.zeros_like(x, memory_format=torch.contiguous_format) for x in (values, magnitudes, q)]
-    parts = [q.new_zeros(len(starts) - 1, *x.shape) for x in (k, v)]
-    _backward_kernel(
+    own = len(magnitudes) > 0
+    grad_values, grad_magnitudes = (torch.zeros_like(x) for x in (values, magnitudes))
+    grad_q, grad_k, grad_v = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
+    by_key, by_value = (q.new_empty(len(q), len(values)) for _ in range(2))
+    weights = arrays(by_key, by_key.new_empty(by_key.shape if absolute else (0, 0)), by_value)
+    inputs = arrays(q, k, grad)
+    _rows_kernel(
         *arrays(pattern.row_ptr, pattern.columns, values, magnitudes if own else values),
         own,
-        *arrays(q, k, v, is_key),
+        *inputs[:2],
+        *arrays(v, is_key),
         softmax,
         absolute,
         normalize,
         _longest(pattern.row_ptr),
-        *arrays(grad, out, denominator),
-        starts,
-        *arrays(*grads, *parts),
+        inputs[2],
+        *arrays(out, denominator),
+        row_blocks(pattern.row_ptr),
+        *arrays(grad_values, grad_magnitudes, grad_q),
+        *weights,
     )
-    return grads[0], grads[1], grads[2], parts[0].sum(dim=0), parts[1].sum(dim=0)
+    _columns_kernel(
+        *arrays(pattern.column_ptr, pattern.rows, pattern.order),
+        *inputs,
+        absolute,
+        _longest(pattern.column_ptr),
+        row_blocks(pattern.column_ptr),
+        *weights,
+        *arrays(grad_k, grad_v),
+    )
+    return grad_values, grad_magnitudes, grad_q, grad_k, grad_v
