@@ -1,10 +1,12 @@
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from topomask.recipes.images import digits
 from topomask.recipes.pages import to_text
+from topomask.recipes.reproduce.registry import STUDIES
 from topomask.recipes.reproduce.results import ResultFolder, RunResult
 from topomask.recipes.reproduce.study import (
     NOT_AVAILABLE,
@@ -208,6 +210,15 @@ def test_free_fields_may_be_missing_from_a_result():
     assert kept.has(config)
     assert not kept.has({"data": {"name": "y"}, "train": {"epochs": 3}})
     assert not kept.has(config | {"model": {}})
+    assert kept.has({"data": {"name": "x"}, "train": {"epochs": 3, "patience": None}})
+    assert not kept.has({"data": {"name": "x"}, "train": {"epochs": 3, "patience": 5}})
+
+
+def test_committed_results_are_those_of_the_studies_of_today():
+    root = Path(__file__).parents[3] / "results"
+    for name in ("digits", "table1"):
+        found = collect(STUDIES[name](), root / STUDIES[name]().folder)
+        assert all(found[cell].keys() >= {0} for cell in ("linear", "softmax", "grf", "grf-paper", "exact"))
 
 
 def test_a_variant_differs_in_its_attention_only():

@@ -31,14 +31,14 @@ class RunResult:
     versions: dict[str, str]
 
     def has(self, config: dict[str, Any]) -> bool:
-        """Whether it had this config; fields that numbers do not depend on may be there or not."""
+        """Whether it had this config. It may have more fields, and lack those that are None: they came later."""
         return _covers(self.config, config)
 
 
 def _covers(whole: Any, part: Any) -> bool:
     """Whether a record has all that another has."""
     if isinstance(whole, dict) and isinstance(part, dict):
-        return all(name in whole and _covers(whole[name], value) for name, value in part.items())
+        return all(_covers(whole.get(name), value) for name, value in part.items())
     return bool(whole == part)
 
 
