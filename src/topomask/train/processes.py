@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import gc
 import hashlib
 import os
 from collections.abc import Callable
@@ -120,9 +121,15 @@ class Processes:
                 # Raised below, once the others know: they would wait for an answer that never comes.
                 values[1] = error
         dist.broadcast_object_list(values, src=0)
-        if values[1] is not None:
-            raise values[1]
-        return values[0]
+        found, failure = values
+        # An error keeps the frames it went through alive, and these would keep it.
+        del values
+        try:
+            if failure is not None:
+                raise failure
+        finally:
+            del failure
+        return found
 
 
 def join_processes(device: str = "auto") -> Processes:
@@ -140,8 +147,14 @@ def join_processes(device: str = "auto") -> Processes:
     if not dist.is_initialized():
         dist.init_process_group("nccl" if where.type == "cuda" else "gloo")
         # Processes meet once: one that left and joined again would find the addresses of before.
-        atexit.register(dist.destroy_process_group)
+        atexit.register(_leave)
     return Processes(where, rank, world_size)
+
+
+def _leave() -> None:
+    """Leave the other processes: first all models that still hold on to them, and then this process."""
+    gc.collect()
+    dist.destroy_process_group()
 
 
 def check_precision(precision: Precision, device: torch.device) -> None:
