@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Self
 
 from torch import nn
 
+from topomask.data import GraphSet, NodeSet
 from topomask.train import Epochs, Result, Task, TrainConfig, evaluate, find_checkpoint, load_weights, run
 from topomask.train.run_folder import has_checkpoint
 
@@ -103,6 +104,23 @@ class Experiment(ABC):
         if self.start is not None:
             load_weights(model, self.start, except_prefix="head.")
         return model
+
+
+@dataclass(frozen=True, kw_only=True)
+class ValidatedExperiment(Experiment):
+    """An experiment whose weights are chosen on validation examples, and measured on test examples once."""
+
+    final_split: ClassVar[str | None] = "test"
+
+    @property
+    def held_out(self) -> str:
+        """The split that is evaluated on in training."""
+        return "val"
+
+    def fitted_to(self, found: GraphSet | NodeSet) -> Self:
+        """The same with the number of features and classes taken from the data."""
+        shape = {"in_features": found.num_features, "num_classes": found.num_classes}
+        return replace(self, model=fill(self.model, **shape))  # type: ignore[attr-defined, call-arg]
 
 
 def fill(model: Any, **found: Any) -> Any:

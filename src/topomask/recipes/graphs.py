@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import ClassVar, Self
+from typing import Self
 
 from topomask.data import MOTIFS, TU_SETS, GraphBatches, GraphSet, data_root, fair_splits, motifs, tu_dataset
 from topomask.models import GraphNetworkConfig, GraphTransformerConfig
-from topomask.recipes.experiment import Experiment, fill
+from topomask.recipes.experiment import ValidatedExperiment
 from topomask.recipes.names import look_up
 from topomask.train import GraphClassification, OptimConfig, Task, TrainConfig
 
@@ -59,7 +59,7 @@ def _tu_part(name: str, root: Path, split: str, fold: int) -> GraphSet:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GraphExperiment(Experiment):
+class GraphExperiment(ValidatedExperiment):
     """A classifier of graphs and its data; the weights that are best on validation graphs count.
 
     Args:
@@ -67,18 +67,10 @@ class GraphExperiment(Experiment):
     """
 
     data: GraphData
-    final_split: ClassVar[str | None] = "test"
-
-    @property
-    def held_out(self) -> str:
-        """The split that is evaluated on in training."""
-        return "val"
 
     def fitted(self) -> Self:
         """The same with the number of features and classes taken from the data."""
-        found = self.data.load("train")
-        shape = {"in_features": found.num_features, "num_classes": found.num_classes}
-        return replace(self, model=fill(self.model, **shape))  # type: ignore[attr-defined, call-arg]
+        return self.fitted_to(self.data.load("train"))
 
     def with_seed(self, seed: int) -> Self:
         """The same with another fold, and other weights, walks and order."""

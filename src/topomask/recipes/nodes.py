@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import ClassVar, Self
+from typing import Self
 
 from topomask.data import NODE_SETS, NodeBatch, NodeSet, data_root, node_set
 from topomask.models import GraphNetworkConfig, GraphTransformerConfig
-from topomask.recipes.experiment import Experiment, fill
+from topomask.recipes.experiment import ValidatedExperiment
 from topomask.recipes.names import look_up
 from topomask.train import NodeClassification, OptimConfig, Task, TrainConfig
 
@@ -43,7 +43,7 @@ def _load(name: str, root: Path) -> NodeSet:
 
 
 @dataclass(frozen=True, kw_only=True)
-class NodeExperiment(Experiment):
+class NodeExperiment(ValidatedExperiment):
     """A classifier of nodes and its graph, which is one batch; the weights that are best on validation nodes count.
 
     Args:
@@ -51,18 +51,10 @@ class NodeExperiment(Experiment):
     """
 
     data: NodeData
-    final_split: ClassVar[str | None] = "test"
-
-    @property
-    def held_out(self) -> str:
-        """The split that is evaluated on in training."""
-        return "val"
 
     def fitted(self) -> Self:
         """The same with the number of features and classes taken from the data."""
-        found = self.data.load()
-        shape = {"in_features": found.num_features, "num_classes": found.num_classes}
-        return replace(self, model=fill(self.model, **shape))  # type: ignore[attr-defined, call-arg]
+        return self.fitted_to(self.data.load())
 
     def with_seed(self, seed: int) -> Self:
         """The same with other weights and walks, and with another split where the set has several."""

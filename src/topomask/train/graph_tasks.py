@@ -10,10 +10,10 @@ from torch.nn import functional as F
 
 from topomask.data import GraphBatch, NodeBatch
 from topomask.data.node_sets import Metric
-from topomask.train.tasks import Task, in_full
+from topomask.train.tasks import Classification, Task, accuracy, in_full
 
 
-class GraphClassification(Task):
+class GraphClassification(Classification):
     """Cross entropy of batches of graphs (:class:`topomask.data.GraphBatch`), and accuracy.
 
     A model is called with the features of all nodes, the batch as one graph, and its parts.
@@ -22,20 +22,10 @@ class GraphClassification(Task):
         label_smoothing: Probability spread over all classes, while the model trains.
     """
 
-    monitor = "accuracy"
-    higher_is_better = True
-
-    def __init__(self, label_smoothing: float = 0.0) -> None:
-        if not 0 <= label_smoothing < 1:
-            raise ValueError(f"`label_smoothing` must lie in [0, 1), but is {label_smoothing}.")
-        self.label_smoothing = label_smoothing
-
     def loss(self, model: nn.Module, batch: GraphBatch) -> tuple[Tensor, dict[str, Tensor]]:
         """Cross entropy and accuracy."""
         logits = in_full(model(batch.x, batch.graph, batch.parts))  # [G, classes]
-        smoothing = self.label_smoothing if model.training else 0.0
-        loss = F.cross_entropy(logits, batch.labels, label_smoothing=smoothing)
-        return loss, {"accuracy": _accuracy(logits, batch.labels)}
+        return self.judge(logits, batch.labels, model.training)
 
     def size(self, batch: Any) -> int:
         """Graphs of a batch."""
@@ -63,7 +53,7 @@ class NodeClassification(Task):
         logits = in_full(model(batch.x, batch.graph))[batch.nodes]  # [n, classes]
         loss = F.cross_entropy(logits, batch.labels)
         if self.metric == "accuracy":
-            return loss, {"accuracy": _accuracy(logits, batch.labels)}
+            return loss, {"accuracy": accuracy(logits, batch.labels)}
         if logits.shape[-1] != 2:
             raise ValueError(f"`metric` is 'roc_auc', which is for two classes, but there are {logits.shape[-1]}.")
         scores = logits.detach()[:, 1] - logits.detach()[:, 0]
@@ -72,10 +62,6 @@ class NodeClassification(Task):
     def size(self, batch: Any) -> int:
         """Nodes that are asked for."""
         return len(batch.labels)
-
-
-def _accuracy(logits: Tensor, labels: Tensor) -> Tensor:
-    return (logits.detach().argmax(dim=-1) == labels).float().mean()
 
 
 def roc_auc(scores: Tensor, labels: Tensor) -> Tensor:

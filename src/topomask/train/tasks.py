@@ -64,9 +64,13 @@ class Classification(Task):
         """Cross entropy and accuracy."""
         inputs, labels = batch
         logits = in_full(model(inputs))  # [B, classes]
-        smoothing = self.label_smoothing if model.training else 0.0
-        accuracy = (logits.detach().argmax(dim=-1) == labels).float().mean()
-        return F.cross_entropy(logits, labels, label_smoothing=smoothing), {"accuracy": accuracy}
+        return self.judge(logits, labels, model.training)
+
+    def judge(self, logits: Tensor, labels: Tensor, training: bool) -> tuple[Tensor, dict[str, Tensor]]:
+        """Cross entropy and accuracy of logits [B, classes]."""
+        smoothing = self.label_smoothing if training else 0.0
+        loss = F.cross_entropy(logits, labels, label_smoothing=smoothing)
+        return loss, {"accuracy": accuracy(logits, labels)}
 
 
 class ParticleMotion(Task):
@@ -125,6 +129,11 @@ class Regression(Task):
                 "Give both the same shape, so that nothing is broadcast."
             )
         return F.mse_loss(predicted, targets), {"absolute_error": F.l1_loss(predicted.detach(), targets)}
+
+
+def accuracy(logits: Tensor, labels: Tensor) -> Tensor:
+    """The share of examples whose class has the largest logit."""
+    return (logits.detach().argmax(dim=-1) == labels).float().mean()
 
 
 def in_full(x: Tensor) -> Tensor:

@@ -81,6 +81,26 @@ def _to_powers(first, end, columns, sizes, is_key, scores):
         scores[p - first] = np.exp(min(scores[p - first] - top, cap))
 
 
+@njit(fastmath=set(FAST_MATH), error_model="numpy")
+def _combine(first, end, places, weights, shift, x, out):
+    """out[:] = sum of weights[p - shift] x[places[p]] over first <= p < end, four at a time."""
+    width = out.shape[0]
+    for a in range(width):
+        out[a] = 0
+    p = first
+    while p + 4 <= end:
+        j0, j1, j2, j3 = places[p], places[p + 1], places[p + 2], places[p + 3]
+        w0, w1 = weights[p - shift], weights[p + 1 - shift]
+        w2, w3 = weights[p + 2 - shift], weights[p + 3 - shift]
+        for a in range(width):
+            out[a] += w0 * x[j0, a] + w1 * x[j1, a] + w2 * x[j2, a] + w3 * x[j3, a]
+        p += 4
+    for rest in range(p, end):
+        j, w = places[rest], weights[rest - shift]
+        for a in range(width):
+            out[a] += w * x[j, a]
+
+
 def _forward(row_ptr, columns, values, sizes, q, k, v, is_key, softmax, absolute, normalize, most, starts, out, totals):
     """Attention [B, R, D] and its denominator [B, R]."""
     depth = v.shape[2]
@@ -103,20 +123,7 @@ def _forward(row_ptr, columns, values, sizes, q, k, v, is_key, softmax, absolute
                 if normalize:
                     factor = 1 / total if total != 0 else q.dtype.type(0)
                 row = out[b, i]
-                for d in range(depth):
-                    row[d] = 0
-                p = first
-                while p + 4 <= end:
-                    j0, j1, j2, j3 = columns[p], columns[p + 1], columns[p + 2], columns[p + 3]
-                    s0, s1 = scores[p - first], scores[p + 1 - first]
-                    s2, s3 = scores[p + 2 - first], scores[p + 3 - first]
-                    for d in range(depth):
-                        row[d] += s0 * v[b, j0, d] + s1 * v[b, j1, d] + s2 * v[b, j2, d] + s3 * v[b, j3, d]
-                    p += 4
-                for rest in range(p, end):
-                    j, s = columns[rest], scores[rest - first]
-                    for d in range(depth):
-                        row[d] += s * v[b, j, d]
+                _combine(first, end, columns, scores, first, v[b], row)
                 for d in range(depth):
                     row[d] *= factor
 
@@ -142,26 +149,6 @@ def _forward_linear(row_ptr, columns, values, sizes, q, k, v, normalize, starts,
                     factor = 1 / total if total != 0 else np.float32(0)
                     for d in range(depth):
                         out[b, i, d] *= factor
-
-
-@njit(fastmath=set(FAST_MATH), error_model="numpy")
-def _combine(first, end, places, weights, shift, x, out):
-    """out[:] = sum of weights[p - shift] x[places[p]] over first <= p < end, four at a time."""
-    width = out.shape[0]
-    for a in range(width):
-        out[a] = 0
-    p = first
-    while p + 4 <= end:
-        j0, j1, j2, j3 = places[p], places[p + 1], places[p + 2], places[p + 3]
-        w0, w1 = weights[p - shift], weights[p + 1 - shift]
-        w2, w3 = weights[p + 2 - shift], weights[p + 3 - shift]
-        for a in range(width):
-            out[a] += w0 * x[j0, a] + w1 * x[j1, a] + w2 * x[j2, a] + w3 * x[j3, a]
-        p += 4
-    for rest in range(p, end):
-        j, w = places[rest], weights[rest - shift]
-        for a in range(width):
-            out[a] += w * x[j, a]
 
 
 def _backward_rows(
