@@ -1,5 +1,7 @@
 import copy
+import gc
 import pickle
+import weakref
 
 import pytest
 import torch
@@ -107,6 +109,22 @@ def test_walks_are_sampled_once_per_graph_whatever_the_epochs_and_layers(monkeyp
     sampled.clear()
     own(features(GRAPHS[2]), GRAPHS[2])
     assert len(sampled) == 3
+
+
+@pytest.mark.parametrize("kind", ["linear", "softmax"])
+@pytest.mark.parametrize("mask", GRAPH_MASKS)
+def test_a_batch_is_forgotten_after_the_next(mask, kind):
+    # What is kept of a batch must not keep the batch: runs see thousands.
+    model = make(mask=mask, kind=kind, local="gcn").float()
+    seen = []
+    for order in ([0, 1, 2], [4, 2, 0], [3, 1]):
+        parts = [GRAPHS[k] for k in order]
+        batch = tm.Graph.batch(parts)
+        seen.append(weakref.ref(batch))
+        model(features(batch).float(), batch, parts).sum().backward()
+    del batch
+    gc.collect()
+    assert [reference() is None for reference in seen[:-1]] == [True, True]
 
 
 def test_the_graph_of_a_call_counts_and_not_that_of_the_call_before():

@@ -72,7 +72,7 @@ class BoundWalks:
             features.prepare()
         if self.graph is not None:
             heads = self.query.num_heads
-            suggest_order(self.query.pattern.columns, partial(_order_per_head, self.graph, heads))
+            suggest_order(self.query.pattern.columns, self.graph, partial(_order_per_head, num_heads=heads))
         bound = pairs = self.query.num_nonzeros
         if self.key is not None:
             bound = pairs = count_triples(self.query.pattern, self.key.pattern)

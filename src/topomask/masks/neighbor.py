@@ -67,7 +67,7 @@ class NeighborMask(GraphMask):
             self._rows = segments.index(row_ptr)  # [P]
             # In double precision: a product takes them in its own.
             self._values = torch.from_numpy(matrix.data) if self.weighted else torch.ones(matrix.nnz).double()
-        suggest_order(self._pattern.columns, lambda: graph.node_groups)
+        suggest_order(self._pattern.columns, graph, lambda graph: graph.node_groups)
         tiled = matrix.nnz >= MIN_ENTRIES_PER_ROW * graph.num_nodes
         self._tile_work = estimate_tiles(self._pattern, None) if tiled else None
 

@@ -256,8 +256,11 @@ class _PairsOfBatch:
             columns = segments.ranges(starts.flatten(), counts)
             pattern = make_pattern(segments.pointers(counts), columns, num_rows)
         # Nodes of a graph are neighbours already.
-        suggest_order(pattern.columns, lambda: torch.arange(num_rows, device="cpu"))
+        suggest_order(pattern.columns, self, _PairsOfBatch._as_they_come)
         return pattern
+
+    def _as_they_come(self) -> Tensor:
+        return torch.arange(self.num_heads * len(self.groups), device="cpu")
 
 
 @torch.compiler.assume_constant_result

@@ -41,8 +41,8 @@ class _Setting:
     seeds: int = 5
 
 
-def _training(epochs: int, lr: float, weight_decay: float, patience: int) -> TrainConfig:
-    optim = OptimConfig(lr=lr, warmup=0.0, decay=0.9, weight_decay=weight_decay)
+def _training(epochs: int, lr: float, weight_decay: float, patience: int, **optimizer: Any) -> TrainConfig:
+    optim = OptimConfig(**({"lr": lr, "warmup": 0.0, "decay": 0.9, "weight_decay": weight_decay} | optimizer))
     return TrainConfig(optim, epochs=epochs, patience=patience, log_every=20, checkpoint_every=50)
 
 
@@ -50,8 +50,11 @@ _PAPERS: dict[str, Any] = {
     "source": "Kipf and Welling (2017), Velickovic et al. (2018)",
     "train": _training(200, 5e-3, 0.05, 100),
     "model": {"dim": 64, "depth": 2, "local": "gcn", "dropout": 0.6, "input_dropout": 0.6},
-    "networks": {"gcn": {"dim": 16, "dropout": 0.5}, "gat": {"dim": 64, "num_heads": 8, "dropout": 0.6}},
-    "network_train": _training(200, 1e-2, 0.05, 100),
+    "networks": {
+        "gcn": {"dim": 16, "dropout": 0.5, "input_dropout": 0.5},
+        "gat": {"dim": 64, "num_heads": 8, "dropout": 0.6, "input_dropout": 0.6},
+    },
+    "network_train": _training(200, 1e-2, 5e-4, 100, name="adam", decay=0.0, final_lr=1e-2, clip=None),
 }
 _AUTHORS: dict[str, Any] = {
     "source": "as listed by Shirzad et al. (2023) and others for 60/20/20 splits",
