@@ -86,7 +86,7 @@ def particles() -> ParticleExperiment:
         train=TrainConfig(
             # Weight decay and clipping are the paper's.
             OptimConfig(lr=1e-3, warmup=0.05, decay=0.9, weight_decay=1e-3, clip=0.01),
-            steps=1500,
+            steps=1000,
             eval_every=500,
             checkpoint_every=100,
         ),
