@@ -105,7 +105,10 @@ def test_files_that_are_cut_off_or_hold_objects_are_refused(tmp_path):
         ),
         ({"train_mask": np.ones(4, dtype=bool)}, r"`masks\['train'\]` must be bool"),
         ({"val_mask": np.zeros((2, 4), dtype=bool)}, r"Split 0 of `masks\['val'\]` must have nodes, but has none"),
-        ({"test_mask": np.ones((2, 4), dtype=bool)}, "train and test of split 0 must have no node in common, but share 2"),
+        (
+            {"test_mask": np.ones((2, 4), dtype=bool)},
+            "train and test of split 0 must have no node in common, but share 2",
+        ),
         (
             {"test_mask": np.zeros((3, 4), dtype=bool)},
             "as many splits in all of `masks`, but there are 2, 2 and 3 of train, val and test",

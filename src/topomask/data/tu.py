@@ -24,6 +24,8 @@ from topomask.graph import Graph
 
 Array = npt.NDArray[Any]
 _CHUNK = 1 << 25
+# Part of the record of a run: raise it where the same files and fields give other graphs or features.
+TU_VERSION = 2
 _HOW = "Download it from www.chrsmrrs.com/graphkerneldatasets."
 
 
@@ -105,8 +107,8 @@ def tu_dataset(
     num_edges = sum(graph.num_edges for graph in graphs)
     if entry.num_edges not in (None, num_edges):
         raise ValueError(
-            f"{name}_A.txt in {files.where} has {num_edges:,} edges, but {name} has {entry.num_edges:,}: it is cut off, "
-            f"or of another set. Get it again. {_HOW}"
+            f"{name}_A.txt in {files.where} has {num_edges:,} edges, but {name} has {entry.num_edges:,}: it is cut "
+            f"off, or of another set. Get it again. {_HOW}"
         )
     degrees = degree_features(graphs, degree, entry.max_degree if max_degree is None else max_degree)
     x, quantities = _inputs(files, len(owner), attributes, degrees, degree == "log")
@@ -282,9 +284,7 @@ def _graphs(files: _Files, owner: Array) -> list[Graph]:
     ]
 
 
-def _inputs(
-    files: _Files, num_nodes: int, attributes: bool, degrees: Tensor, log: bool
-) -> tuple[Tensor, list[int]]:
+def _inputs(files: _Files, num_nodes: int, attributes: bool, degrees: Tensor, log: bool) -> tuple[Tensor, list[int]]:
     """The input of all nodes, and which columns of it are quantities: attributes, and degrees where they are."""
     parts, is_quantity = [], []
     labels = files.numbers("node_labels")
