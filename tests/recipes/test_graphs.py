@@ -87,7 +87,7 @@ def test_what_shapes_the_input_is_recorded(tmp_path, monkeypatch):
     before = numbers_config(experiment.with_seed(0))
     monkeypatch.setitem(TU_SETS, "RINGS", TUEntry(24, 2, degree="log"))
     assert numbers_config(experiment.with_seed(0)) != before, "a default that changes makes old results count no more"
-    with pytest.raises(ValueError, match="`data.version` is filled in by the run"):
+    with pytest.raises(ValueError, match=r"`data.version` is filled in by the run"):
         apply_overrides(experiment, ["data.version=1"])
 
 

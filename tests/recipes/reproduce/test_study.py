@@ -195,6 +195,16 @@ def test_alternatives_are_chosen_by_validation_for_every_seed(tmp_path):
     assert collect(study, tmp_path / "results")["grf"] == pytest.approx({0: 0.6, 1: 0.601, 2: 0.604})
 
 
+def test_alternatives_that_tie_are_chosen_by_their_validation_loss(tmp_path):
+    cell = replace(STUDY.cells[1], alternatives=[Toy(0.6), Toy(0.7)])
+    study = replace(STUDY, cells=[STUDY.cells[0], cell], claims=STUDY.claims[:1])
+    kept = ResultFolder(tmp_path)
+    for (name, experiment), loss in zip(cell.runs().items(), (0.5, 0.3, 0.4), strict=True):
+        metrics = {"accuracy": experiment.level, "val_accuracy": 0.9, "val_loss": loss}
+        kept.add(RunResult(name, 0, metrics, 1.0, numbers_config(experiment.with_seed(0)), {}))
+    assert collect(study, tmp_path)["grf"] == {0: 0.6}
+
+
 def test_published_rows_and_other_metrics_are_shown(tmp_path):
     study = replace(STUDY, published=[("GKAT", "69.7")], also=[("loss", "loss, %")], repeats="folds")
     run(tmp_path, study)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +84,8 @@ class Study:
         also: Other metrics to show, with a heading each.
         published: Rows that are not run here: a label and its value.
         repeats: What the runs of a row are repeated over: "seeds", or "folds".
-        chosen_by: The metric by which one of the alternatives of a cell is chosen, larger is better.
+        chosen_by: The metric by which one of the alternatives of a cell is chosen, larger is better; ties are broken
+            by the validation loss.
     """
 
     title: str
@@ -235,12 +238,17 @@ def _chosen(study: Study, results: Path) -> dict[str, dict[int, RunResult]]:
         found[homes[run.cell].name].setdefault(run.seed, []).append(run)
     return {
         cell.name: {
-            seed: runs[0] if len(runs) == 1 else max(runs, key=lambda run: float(run.metrics[study.chosen_by]))
+            seed: runs[0] if len(runs) == 1 else max(runs, key=partial(_merit, study.chosen_by))
             for seed, runs in found[cell.name].items()
             if len(runs) == len(cell.runs())
         }
         for cell in study.cells
     }
+
+
+def _merit(chosen_by: str, run: RunResult) -> tuple[float, float]:
+    """What alternatives are chosen by; of several with the same metric, the least validation loss is best."""
+    return float(run.metrics[chosen_by]), -float(run.metrics.get("val_loss", math.inf))
 
 
 def _runs(study: Study, results: Path) -> list[RunResult]:
