@@ -107,7 +107,7 @@ def nodes(name: str) -> Study:
         about=(
             f"{NODE_SETS[name].summary}. {splits} published split{'s' if splits > 1 else ''}, the whole graph a batch; "
             "the weights that are best on validation nodes count. Values of GCN and GAT beside ours are published "
-            f"({setting.source}); where a row misses its own by more than a point, what it is compared with is "
+            f"({setting.source}); where one misses its value by more than a point, comparisons with it are "
             f"void.{' ' + OVERLAP if splits > 1 else ''}",
         ),
         cells=(
