@@ -8,6 +8,7 @@ the data a random graph of that size with one feature in 250 takes its place. Me
 
 from __future__ import annotations
 
+import gc
 import json
 import sys
 
@@ -20,7 +21,7 @@ from torch_geometric.nn import GATConv, TransformerConv
 
 import topomask as tm
 from benchmarks import measure, report
-from benchmarks.processes import peak_bytes, run_fresh
+from benchmarks.processes import forget_peak, peak_bytes, resident_bytes, run_fresh
 from topomask.data import MissingDataError, NodeBatch, node_set
 from topomask.nn import MaskedAttention, SparseRows
 from topomask.nn.sparse_rows import apply_linear
@@ -90,9 +91,12 @@ def training_step(way: str, batch: NodeBatch) -> measure.Run:
 
 
 def measure_memory(way: str, quick: bool) -> dict[str, int]:
-    """The peak of a process after three steps, above what it held before the network."""
+    """What a process holds before the network is made, and its peak from then on, over three steps."""
     batch = load(quick)
-    before = peak_bytes()
+    # The peak of loading is no part of it.
+    gc.collect()
+    before = resident_bytes()
+    forget_peak()
     step = training_step(way, batch)
     for _ in range(3):
         step()

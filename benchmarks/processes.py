@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import resource
@@ -33,11 +34,32 @@ def run_fresh(module: str, *arguments: str, **environment: str) -> dict[str, Any
     return dict(json.loads(done.stdout.strip().splitlines()[-1]))
 
 
+def resident_bytes() -> int:
+    """The memory that this process holds now; where the system does not say, the most so far."""
+    return _status("VmRSS") or peak_bytes()
+
+
+def forget_peak() -> None:
+    """Let :func:`peak_bytes` count from now on, where the system can; elsewhere nothing happens."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
+
+
 def peak_bytes() -> int:
-    """The most memory that this process has held so far."""
+    """The most memory that this process has held so far, or since :func:`forget_peak`."""
+    # The other way also counts what the parent held when it started this process.
+    if found := _status("VmHWM"):
+        return found
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     # Linux counts kilobytes, macOS bytes.
     return peak if sys.platform == "darwin" else 1024 * peak
+
+
+def _status(name: str) -> int:
+    """A line of what Linux says of this process, in bytes; 0 elsewhere."""
+    file = Path("/proc/self/status")
+    lines = file.read_text().splitlines() if file.is_file() else []
+    return next((1024 * int(line.split()[1]) for line in lines if line.startswith(f"{name}:")), 0)
 
 
 def limit_memory(most_bytes: int) -> None:

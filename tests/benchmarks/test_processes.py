@@ -1,5 +1,8 @@
+import sys
+
+import numpy as np
 import pytest
-from benchmarks.processes import ProcessError, peak_bytes, run_fresh
+from benchmarks.processes import ProcessError, forget_peak, peak_bytes, resident_bytes, run_fresh
 
 
 def test_a_fresh_process_reports_by_its_last_line(tmp_path):
@@ -17,3 +20,15 @@ def test_a_failure_is_told_by_its_last_line(tmp_path):
 
 def test_a_process_holds_some_memory():
     assert 10**7 < peak_bytes() < 10**12
+    assert 10**7 < resident_bytes() < 10**12
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux forgets a peak")
+def test_a_peak_is_forgotten_and_what_is_held_is_not():
+    held = np.ones(2**23)
+    with_held = resident_bytes()
+    np.ones(2**25).sum()
+    assert peak_bytes() - with_held > 0.9 * 2**28
+    forget_peak()
+    assert peak_bytes() - with_held < 0.5 * 2**28
+    assert resident_bytes() > held.nbytes

@@ -70,8 +70,47 @@ def test_sets_come_from_pyg():
     data = [Data(x=torch.ones(2, 3), edge_index=edges, y=torch.tensor([k])) for k in (0, 2)]
     found = GraphSet.from_pyg("pairs", data)
     assert (found.num_classes, found.labels.tolist(), found.graphs[0].num_edges) == (3, [0, 2], 1)
-    with pytest.raises(ValueError, match="Graph 0 of pairs must have `x` and `y`"):
-        GraphSet.from_pyg("pairs", [Data(edge_index=edges, y=torch.tensor([0]))])
+    with pytest.raises(ValueError, match="Graph 0 of pairs has no `y`, its class"):
+        GraphSet.from_pyg("pairs", [Data(x=torch.ones(2, 3), edge_index=edges)])
+
+
+def test_graphs_of_pyg_without_features_take_their_degrees():
+    pair, path = torch.tensor([[0, 1], [1, 0]]), torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]])
+    data = [Data(edge_index=edges, num_nodes=3, y=torch.tensor([k])) for k, edges in enumerate((pair, path))]
+    with pytest.raises(ValueError, match=r"Graph 0 of IMDB has no `x`.*degree='one-hot'.*transform=OneHotDegree"):
+        GraphSet.from_pyg("IMDB", data)
+    one_hot = GraphSet.from_pyg("IMDB", data, degree="one-hot")
+    assert torch.cat(one_hot.features).argmax(dim=1).tolist() == [1, 1, 0, 1, 2, 1]
+    x = torch.cat(GraphSet.from_pyg("IMDB", data, degree="log").features)
+    torch.testing.assert_close((x.mean(), x.std(correction=0)), (torch.tensor(0.0), torch.tensor(1.0)))
+    for each in data:
+        each.x = torch.full((3, 2), 7.0)
+    both = GraphSet.from_pyg("IMDB", data, degree="one-hot", max_degree=1)
+    assert both.features[1].tolist() == [[7.0, 7.0, 0.0, 1.0]] * 3
+
+
+def test_quantities_are_standardised_over_the_reference():
+    draw = torch.Generator().manual_seed(0)
+    features = [torch.randn(n + 1, 4, generator=draw) * 5 + 3 for n in range(6)]
+    for x in features:
+        x[:, 3] = 0.1
+    found = GraphSet("x", [tm.path_graph(n + 1) for n in range(6)], features, torch.zeros(6).long(), "a", (1, 3))
+    train = [1, 4, 5]
+    scaled = found.standardized(train)
+    known = torch.cat([scaled.features[k] for k in train])
+    torch.testing.assert_close(known[:, 1].mean(), torch.tensor(0.0))
+    torch.testing.assert_close(known[:, 1].std(correction=0), torch.tensor(1.0))
+    seen = torch.cat([features[k] for k in train])[:, 1]
+    torch.testing.assert_close(scaled.features[2][:, 1], (features[2][:, 1] - seen.mean()) / seen.std(correction=0))
+    for ours, given in zip(scaled.features, found.features, strict=True):
+        assert torch.equal(ours[:, [0, 2]], given[:, [0, 2]]), "categories stay"
+        assert ours[:, 3].abs().max() < 1e-6, "a constant says nothing"
+    assert scaled.subset([2]).quantities == (1, 3)
+    # What other graphs hold does not matter.
+    features[0] += 1000
+    assert torch.equal(found.standardized(train).features[2], scaled.features[2])
+    with pytest.raises(ValueError, match=r"`quantities` must lie in \[0, 4\)"):
+        GraphSet("x", found.graphs, features, found.labels, "a", (4,))
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,10 @@ import pytest
 from topomask.data import MOTIFS, motifs
 from topomask.data.motifs import largest_neighbor_degrees
 
+# The authors' caveman motif: three caves, the last nodes of which are joined.
+CAVES = nx.compose(nx.caveman_graph(3, 3), nx.cycle_graph([2, 5, 8]))
 EXPECTED = {
-    "caveman": nx.caveman_graph(3, 3),
+    "caveman": CAVES,
     "cycle": nx.cycle_graph(10),
     "grid": nx.grid_2d_graph(3, 3),
     "ladder": nx.ladder_graph(5),
@@ -19,6 +21,17 @@ def test_motifs_are_those_of_networkx(name):
     make, _ = MOTIFS[name]
     found = nx.Graph(make().tolist())
     assert nx.is_isomorphic(found, EXPECTED[name])
+
+
+@pytest.mark.parametrize("name", MOTIFS)
+def test_motifs_are_connected(name):
+    assert nx.is_connected(nx.Graph(MOTIFS[name][0]().tolist()))
+
+
+def test_the_caveman_motif_is_that_of_the_authors():
+    edges = {tuple(sorted(edge)) for edge in MOTIFS["caveman"][0]().tolist()}
+    assert len(edges) == 12
+    assert {(2, 5), (2, 8), (5, 8)} < edges
 
 
 @pytest.mark.parametrize("name", MOTIFS)

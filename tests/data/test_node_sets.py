@@ -6,7 +6,7 @@ import scipy.sparse as sp
 import torch
 from torch_geometric.data import Data
 
-from topomask.data import MissingDataError, NodeSet, node_set
+from topomask.data import MissingDataError, NodeSet, data_root, node_set
 from topomask.data.node_sets import NODE_SETS, NodeEntry
 from topomask.nn import SparseRows
 
@@ -103,6 +103,16 @@ def test_files_that_are_cut_off_or_hold_objects_are_refused(tmp_path):
             {"train_mask": np.ones((1, 3), dtype=bool)},
             r"`masks\['train'\]` must be bool of shape \[splits, num_nodes=4\]",
         ),
+        ({"train_mask": np.ones(4, dtype=bool)}, r"`masks\['train'\]` must be bool"),
+        ({"val_mask": np.zeros((2, 4), dtype=bool)}, r"Split 0 of `masks\['val'\]` must have nodes, but has none"),
+        (
+            {"test_mask": np.ones((2, 4), dtype=bool)},
+            "train and test of split 0 must have no node in common, but share 2",
+        ),
+        (
+            {"test_mask": np.zeros((3, 4), dtype=bool)},
+            "as many splits in all of `masks`, but there are 2, 2 and 3 of train, val and test",
+        ),
         ({"x_indices": np.full(6, 7)}, "The features in .*tiny.npz are no sparse matrix"),
         ({"x_data": np.ones(2)}, "The features in .*tiny.npz are no sparse matrix"),
     ],
@@ -124,8 +134,40 @@ def test_sets_come_from_pyg():
     data = Data(x=torch.ones(3, 2), edge_index=torch.tensor([[0, 1], [1, 0]]), y=torch.tensor([0, 1, 1]))
     with pytest.raises(ValueError, match=r"one must have `train_mask`"):
         NodeSet.from_pyg("one", data)
-    for split in ("train", "val", "test"):
-        data[f"{split}_mask"] = torch.tensor([[True, False], [False, True], [False, False]])
+    data.train_mask = torch.tensor([[True, False], [False, True], [False, False]])
+    data.val_mask = ~data.train_mask & torch.tensor([[True], [True], [False]])
+    # One test part for all splits, as in WikiCS.
+    data.test_mask = torch.tensor([False, False, True])
     found = NodeSet.from_pyg("one", data)
     assert (found.num_splits, found.num_classes) == (2, 2)
-    assert found.batch("train", 1).nodes.tolist() == [1]
+    assert [found.batch(split, 1).nodes.tolist() for split in ("train", "val", "test")] == [[1], [0], [2]]
+    data.test_mask[:] = True
+    with pytest.raises(ValueError, match="train and test of split 0 must have no node in common, but share 1"):
+        NodeSet.from_pyg("one", data)
+
+
+def test_a_single_mask_counts_for_all_splits(tmp_path):
+    masks = np.array([[True, False, False, False], [False, True, False, False]])
+    val, test = masks[::-1], np.array([[False, False, True, True]])
+    write(tmp_path, train_mask=masks, val_mask=val, test_mask=test)
+    found = node_set(NAME, tmp_path)
+    assert [found.batch("test", number).nodes.tolist() for number in range(2)] == [[2, 3]] * 2
+
+
+def test_the_metric_of_a_set_of_one_s_own(tmp_path):
+    write(tmp_path)
+    assert node_set(NAME, tmp_path).metric == "accuracy"
+    assert node_set(NAME, tmp_path, metric="roc_auc").metric == "roc_auc"
+    with pytest.raises(ValueError, match="`metric` must be one of"):
+        node_set(NAME, tmp_path, metric="auc")
+
+
+@pytest.mark.parametrize("name", NODE_SETS)
+def test_the_real_sets_have_splits_that_are_possible(name):
+    if not (data_root() / "node" / f"{name}.npz").is_file():
+        pytest.skip(f"the data root has no node/{name}.npz: set TOPOMASK_DATA to run this")
+    found = node_set(name)
+    assert (found.graph.num_nodes, found.num_splits) == (NODE_SETS[name].num_nodes, NODE_SETS[name].num_splits)
+    sizes = torch.stack([found.masks[split].sum(dim=1) for split in ("train", "val", "test")])
+    assert sizes.min() > 0
+    assert sizes.sum(dim=0).max() <= found.graph.num_nodes

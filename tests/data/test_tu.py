@@ -161,6 +161,33 @@ def test_a_known_set_with_too_few_graphs_is_refused(tmp_path, monkeypatch):
         tu_dataset(NAME, tmp_path)
 
 
+def test_a_known_set_with_other_edges_is_refused(tmp_path, monkeypatch):
+    folder = write(tmp_path)
+    monkeypatch.setitem(TU_SETS, NAME, TUEntry(3, 2, 4))
+    assert sum(graph.num_edges for graph in tu_dataset(NAME, tmp_path).graphs) == 4
+    # Whole lines are missing, and every node and label is there.
+    (folder / f"{NAME}_A.txt").write_text("1, 2\n2, 1\n2, 3\n3, 2\n")
+    with pytest.raises(ValueError, match=r"TINY_A.txt in .* has 2 edges, but TINY has 4: it is cut off.*Get it again"):
+        tu_dataset(NAME, tmp_path)
+    # Loops, edges that are listed twice and those with one direction do not matter.
+    (folder / f"{NAME}_A.txt").write_text(FILES["A"] + "5, 5\n4, 6\n")
+    assert sum(graph.num_edges for graph in tu_dataset(NAME, tmp_path).graphs) == 4
+
+
+@pytest.mark.parametrize("end", ["\n", "\n\n", "\r\n \n", ""])
+@pytest.mark.parametrize("chunk", [7, 1 << 20])
+def test_empty_lines_at_the_end_are_no_lines(tmp_path, monkeypatch, end, chunk):
+    monkeypatch.setattr("topomask.data.tu._CHUNK", chunk)
+    write(tmp_path, **{kind: text.rstrip("\n") + end for kind, text in FILES.items()})
+    found = tu_dataset(NAME, tmp_path, attributes=True)
+    assert [graph.num_edges for graph in found.graphs] == [3, 1, 0]
+    assert found.num_features == 5
+
+
+def test_every_known_set_has_its_number_of_edges():
+    assert all(entry.num_edges for entry in TU_SETS.values())
+
+
 def test_folds_are_read_and_verified(tmp_path):
     place = tmp_path / "splits"
     place.mkdir()

@@ -1,11 +1,15 @@
+import json
 from dataclasses import replace
 
 import pytest
+import torch
 
 from graph_files import write_graphs
 from topomask.config import apply_overrides
+from topomask.data.tu import TU_SETS, TUEntry
 from topomask.recipes.graphs import GraphData, graphs, graphs_baseline, motif
 from topomask.recipes.registry import load_run
+from topomask.recipes.reproduce.study import numbers_config
 
 SMALL = ["model.depth=1", "model.dim=8", "model.num_heads=2", "train.epochs=2", "train.progress=false"]
 
@@ -35,6 +39,64 @@ def test_a_seed_is_a_fold(tmp_path):
     assert sizes == [12, 6, 6]
     with pytest.raises(ValueError, match=r"`data.fold` must lie in \[0, 2\), but is 2"):
         experiment.with_seed(2).data.load("train")
+
+
+def test_folds_of_one_s_own_set_are_verified(tmp_path):
+    write_graphs(tmp_path)
+    file = tmp_path / "splits" / "RINGS.json"
+    everything = list(range(24))
+    for fold in (
+        {"train": everything, "validation": [1], "test": everything[:12]},
+        {"train": everything[:12], "validation": everything[12:], "test": [24]},
+    ):
+        file.write_text(json.dumps([fold]))
+        with pytest.raises(ValueError, match=r"Fold 0 of .*RINGS.json does not have each of the 24 graphs once"):
+            GraphData("RINGS", root=tmp_path).load("train")
+
+
+def test_quantities_are_standardised_over_the_graphs_of_training(tmp_path):
+    write_graphs(tmp_path)
+    for fold in range(2):
+        data = GraphData("RINGS", root=tmp_path, fold=fold, degree="log")
+        parts = {split: torch.cat(data.load(split).features)[:, -1] for split in ("train", "val", "test")}
+        torch.testing.assert_close(parts["train"].mean(), torch.tensor(0.0), atol=1e-6, rtol=0)
+        torch.testing.assert_close(parts["train"].std(correction=0), torch.tensor(1.0))
+        # Degrees are 1 and 2 everywhere, so that the same two numbers come again.
+        torch.testing.assert_close(parts["test"].unique(), parts["train"].unique())
+        assert abs(parts["test"].mean()) > 1e-3
+
+
+def test_graphs_are_the_same_objects_in_all_folds(tmp_path):
+    write_graphs(tmp_path)
+    first, second = (GraphData("RINGS", root=tmp_path, fold=fold, degree="log").load("train") for fold in range(2))
+    tests = GraphData("RINGS", root=tmp_path, fold=0, degree="log").load("test")
+    assert second.graphs[-1] is tests.graphs[-1]
+    assert first.graphs[0] is not second.graphs[0]
+
+
+def test_what_shapes_the_input_is_recorded(tmp_path, monkeypatch):
+    write_graphs(tmp_path)
+    experiment = small(graphs(), tmp_path)
+    assert experiment.data.degree is None
+    for whole in (experiment.fitted(), experiment.with_seed(1)):
+        assert (whole.data.degree, whole.data.attributes, whole.data.max_degree) == ("none", False, None)
+        assert whole.data.version is not None
+    changed = apply_overrides(experiment, ["data.degree=one-hot", "data.max_degree=1"])
+    assert changed.fitted().model.in_features == 3
+    assert numbers_config(changed.with_seed(0)) != numbers_config(experiment.with_seed(0))
+    before = numbers_config(experiment.with_seed(0))
+    monkeypatch.setitem(TU_SETS, "RINGS", TUEntry(24, 2, degree="log"))
+    assert numbers_config(experiment.with_seed(0)) != before, "a default that changes makes old results count no more"
+    with pytest.raises(ValueError, match=r"`data.version` is filled in by the run"):
+        apply_overrides(experiment, ["data.version=1"])
+
+
+def test_motifs_record_the_version_of_their_generator(monkeypatch):
+    before = numbers_config(motif().with_seed(0))
+    monkeypatch.setattr("topomask.recipes.graphs.MOTIF_VERSION", 99)
+    assert numbers_config(motif().with_seed(0)) != before
+    with pytest.raises(ValueError, match=r"`data.degree` is for sets of TUDataset, but cycle is a motif"):
+        GraphData("cycle", degree="log").load("train")
 
 
 def test_only_training_graphs_are_shuffled(tmp_path):

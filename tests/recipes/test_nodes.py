@@ -6,6 +6,7 @@ from graph_files import write_nodes
 from topomask.config import apply_overrides
 from topomask.recipes.nodes import NodeData, nodes, nodes_baseline
 from topomask.recipes.registry import load_run
+from topomask.recipes.reproduce.study import numbers_config
 
 SMALL = ["model.depth=1", "model.dim=8", "model.num_heads=2", "train.epochs=30", "train.progress=false"]
 
@@ -35,6 +36,18 @@ def test_a_seed_is_a_split_where_there_are_several(tmp_path):
     assert [nodes().with_seed(seed).data.split for seed in range(3)] == [0, 0, 0]
     (batch,) = experiment.with_seed(1).batches("train")
     assert batch.nodes.tolist() == [node for node in range(30) if (node + 1) % 3 == 0]
+
+
+def test_scaling_and_metric_are_settable_and_recorded(tmp_path):
+    write_nodes(tmp_path)
+    experiment = replace(apply_overrides(nodes(), SMALL), data=NodeData("rings", root=tmp_path))
+    for whole in (experiment.fitted(), experiment.with_seed(1)):
+        assert (whole.data.scaling, whole.data.metric) == ("none", "accuracy")
+    changed = apply_overrides(experiment, ["data.metric=roc_auc", "data.scaling=binary", "train.epochs=2"])
+    assert numbers_config(changed.with_seed(0)) != numbers_config(experiment.with_seed(0))
+    assert {"roc_auc", "val_roc_auc"} <= changed.measure(changed.run(tmp_path / "run")).keys()
+    cora = nodes().with_seed(0)
+    assert (cora.data.scaling, cora.data.metric) == ("row", "accuracy")
 
 
 def test_an_unknown_set_gets_the_nearest(tmp_path):

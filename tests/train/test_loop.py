@@ -233,6 +233,33 @@ def test_a_list_of_batches_will_do_and_regression_learns(tmp_path):
     assert result.best["loss"] == min(line["loss"] for line in evaluated)
 
 
+class Scripted(Classification):
+    """Learns as usual; its evaluations are known beforehand."""
+
+    def __init__(self, *evaluations):
+        super().__init__()
+        self.evaluations = iter(evaluations)
+
+    def loss(self, model, batch):
+        if model.training:
+            return super().loss(model, batch)
+        accuracy, loss = next(self.evaluations)
+        return torch.tensor(loss, dtype=torch.float64), {"accuracy": torch.tensor(accuracy, dtype=torch.float64)}
+
+
+@pytest.mark.parametrize("rounding", [0.0, 1e-9, -1e-9])
+def test_of_evaluations_that_tie_the_one_with_the_least_loss_is_best(tmp_path, rounding):
+    data = [(torch.randn(4, 2), torch.tensor([0, 1, 0, 1]))]
+    tie = 0.8 + rounding
+    task = Scripted((0.7, 0.1), (0.8, 0.5), (tie, 0.6), (tie, 0.4), (0.75, 0.2), (tie, math.nan), (tie, 0.45))
+    config = TrainConfig(OptimConfig(lr=0.1), epochs=20, patience=5, progress=False)
+    result = run(config, lambda: nn.Linear(2, 2), data, task, tmp_path, valid=data)
+    assert result.best == {"accuracy": pytest.approx(0.8), "loss": 0.4, "step": 4}
+    assert read_checkpoint(find_checkpoint(tmp_path)).info["step"] == 4
+    # A tie is no progress: patience counts from the second evaluation on.
+    assert result.step == 7
+
+
 class Drift(nn.Module):
     """Moves particles by their velocity times a learnt time; features stay."""
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from topomask.data.degrees import MAX_DEGREE, DegreeInput, degree_features
 from topomask.data.seeds import seeded_generator
 from topomask.graph import Graph
 
@@ -33,6 +34,7 @@ class GraphSet(Dataset[tuple[Graph, Tensor, int]]):
         features: Features of the nodes of every graph, float, [n, F] each.
         labels: Class of every graph, integers in [0, num_classes), [G].
         classes: Names of the classes.
+        quantities: Columns of the features that are quantities, not categories; see :meth:`standardized`.
 
     Example:
         >>> import topomask as tm
@@ -49,6 +51,7 @@ class GraphSet(Dataset[tuple[Graph, Tensor, int]]):
         features: Sequence[Tensor],
         labels: Tensor,
         classes: Sequence[str],
+        quantities: Sequence[int] = (),
     ) -> None:
         if not len(graphs) == len(features) == len(labels) or not len(graphs):
             raise ValueError(
@@ -65,18 +68,40 @@ class GraphSet(Dataset[tuple[Graph, Tensor, int]]):
         if labels.is_floating_point() or not 0 <= int(labels.min()) <= int(labels.max()) < len(classes):
             raise ValueError(f"`labels` must be integers in [0, {len(classes)}), the number of classes.")
         self.name, self.graphs, self.features = name, tuple(graphs), tuple(features)
-        self.labels, self.classes = labels.long(), tuple(classes)
+        if any(not 0 <= column < width for column in quantities):
+            raise ValueError(f"`quantities` must lie in [0, {width}), the columns, but are {tuple(quantities)}.")
+        self.labels, self.classes, self.quantities = labels.long(), tuple(classes), tuple(quantities)
 
     @classmethod
-    def from_pyg(cls, name: str, dataset: Iterable[Any]) -> GraphSet:
-        """From a list of PyG's ``Data`` with ``x`` and ``y``, such as its ``TUDataset``."""
+    def from_pyg(
+        cls, name: str, dataset: Iterable[Any], *, degree: DegreeInput = "none", max_degree: int = MAX_DEGREE
+    ) -> GraphSet:
+        """From a list of PyG's ``Data`` with ``x`` and ``y``, such as its ``TUDataset``.
+
+        Args:
+            name: Name of the set.
+            dataset: The graphs.
+            degree: Add the degree of nodes to their input, as :func:`topomask.data.tu_dataset` does: ``"one-hot"`` or
+                ``"log"``. Graphs may then lack ``x``, as those of IMDB, COLLAB and REDDIT do.
+            max_degree: Degrees from here on share a column.
+        """
         found = list(dataset)
         for number, data in enumerate(found):
-            if getattr(data, "x", None) is None or getattr(data, "y", None) is None:
-                raise ValueError(f"Graph {number} of {name} must have `x` and `y`, but one is missing.")
+            if getattr(data, "y", None) is None:
+                raise ValueError(f"Graph {number} of {name} has no `y`, its class. Set data.y.")
+            if getattr(data, "x", None) is None and degree == "none":
+                raise ValueError(
+                    f"Graph {number} of {name} has no `x`, features of its nodes. Pass degree='one-hot' or "
+                    "degree='log' to take the degrees of nodes, or load the set with transform=OneHotDegree."
+                )
         labels = torch.stack([data.y.reshape(-1)[0] for data in found]).long()
         classes = tuple(str(number) for number in range(int(labels.max()) + 1))
-        return cls(name, [Graph.from_pyg(data) for data in found], [data.x.float() for data in found], labels, classes)
+        graphs = [Graph.from_pyg(data) for data in found]
+        degrees = degree_features(graphs, degree, max_degree).split([graph.num_nodes for graph in graphs])
+        given = [getattr(data, "x", None) for data in found]
+        features = [y if x is None else torch.cat([x.float(), y], dim=1) for x, y in zip(given, degrees, strict=True)]
+        last = [features[0].shape[1] - 1] if degree == "log" else []
+        return cls(name, graphs, features, labels, classes, last).standardized()
 
     @property
     def num_features(self) -> int:
@@ -98,7 +123,27 @@ class GraphSet(Dataset[tuple[Graph, Tensor, int]]):
         """The graphs at these places, in this order; they stay the same objects."""
         places = [int(index) for index in indices]
         graphs, features = [self.graphs[k] for k in places], [self.features[k] for k in places]
-        return GraphSet(self.name, graphs, features, self.labels[places], self.classes)
+        return GraphSet(self.name, graphs, features, self.labels[places], self.classes, self.quantities)
+
+    def standardized(self, reference: Iterable[int] | None = None) -> GraphSet:
+        """The same graphs, with columns that are quantities shifted and scaled to mean 0 and deviation 1.
+
+        Args:
+            reference: The graphs whose nodes decide by how much: those of training. Default: all.
+        """
+        if not self.quantities:
+            return self
+        columns = list(self.quantities)
+        places = range(len(self)) if reference is None else reference
+        known = torch.cat([self.features[int(k)][:, columns] for k in places]).double()
+        mean, deviation = known.mean(dim=0), known.std(dim=0, correction=0)
+        # A column that is constant says nothing; its rounding errors should not, either.
+        constant = deviation <= 1e-7 * mean.abs()
+        deviation = torch.where(constant, 1.0, deviation)
+        features = [x.clone() for x in self.features]
+        for x in features:
+            x[:, columns] = ((x[:, columns].double() - mean) / deviation).float()
+        return GraphSet(self.name, self.graphs, features, self.labels, self.classes, self.quantities)
 
     def batch(self, indices: Iterable[int]) -> GraphBatch:
         """Some graphs, side by side."""

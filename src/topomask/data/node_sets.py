@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import combinations
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, final
+from typing import Any, Literal, NamedTuple, final, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -104,10 +105,35 @@ class NodeSet:
             mask = self.masks.get(split)
             if mask is None or mask.ndim != 2 or mask.shape[1] != count or mask.dtype != torch.bool:
                 raise ValueError(f"`masks[{split!r}]` must be bool of shape [splits, num_nodes={count}].")
+        self._check_splits()
+
+    def _check_splits(self) -> None:
+        """A ValueError unless every split has nodes of all three kinds, and none of two."""
+        train, val, test = (self.masks[split] for split in _SPLITS)
+        if not len(train) == len(val) == len(test):
+            raise ValueError(
+                f"There must be as many splits in all of `masks`, but there are {len(train)}, {len(val)} and "
+                f"{len(test)} of train, val and test. Repeat a mask that is the same in all."
+            )
+        for number in range(len(train)):
+            parts = {split: self.masks[split][number] for split in _SPLITS}
+            for split, mask in parts.items():
+                if not mask.any():
+                    raise ValueError(f"Split {number} of `masks[{split!r}]` must have nodes, but has none.")
+            for first, second in combinations(parts, 2):
+                shared = int((parts[first] & parts[second]).sum())
+                if shared:
+                    raise ValueError(
+                        f"{first} and {second} of split {number} must have no node in common, but share {shared}. "
+                        "Take these out of one of the masks."
+                    )
 
     @classmethod
     def from_pyg(cls, name: str, data: Any, metric: Metric = "accuracy") -> NodeSet:
-        """From PyG's ``Data`` with ``x``, ``y`` and masks [N] or [N, splits], such as its ``Planetoid``."""
+        """From PyG's ``Data`` with ``x``, ``y`` and masks [N] or [N, splits], such as its ``Planetoid``.
+
+        A mask [N] beside others [N, splits] counts for all of these, as the test nodes of ``WikiCS``.
+        """
         masks = {}
         for split in _SPLITS:
             mask = getattr(data, f"{split}_mask", None)
@@ -115,7 +141,7 @@ class NodeSet:
                 raise ValueError(f"{name} must have `{split}_mask`. Make one with PyG's RandomNodeSplit.")
             masks[split] = mask[None] if mask.ndim == 1 else mask.T
         labels = data.y.reshape(-1).long()
-        return cls(name, Graph.from_pyg(data), data.x.float(), labels, int(labels.max()) + 1, masks, metric)
+        return cls(name, Graph.from_pyg(data), data.x.float(), labels, int(labels.max()) + 1, _repeated(masks), metric)
 
     @property
     def num_features(self) -> int:
@@ -147,16 +173,24 @@ class NodeSet:
         return f"NodeSet({self.name!r}, {graph}, {self.num_classes} classes, {self.num_splits} splits)"
 
 
-def node_set(name: str, root: str | Path | None = None, *, scaling: Scaling | None = None) -> NodeSet:
+def node_set(
+    name: str,
+    root: str | Path | None = None,
+    *,
+    scaling: Scaling | None = None,
+    metric: Metric | None = None,
+) -> NodeSet:
     """A graph with classes of its nodes, from ``node/<name>.npz`` of the data root. Nothing is unpickled.
 
     Args:
         name: One of :data:`NODE_SETS`, or of your own in the same layout: ``x_data``, ``x_indices``, ``x_indptr`` and
             ``x_shape`` (features as compressed sparse rows), ``y``, ``edges`` [E, 2] without direction, and
-            ``train_mask``, ``val_mask`` and ``test_mask`` [splits, N].
+            ``train_mask``, ``val_mask`` and ``test_mask`` [splits, N], where a single split counts beside several.
         root: The data root, see :func:`topomask.data.data_root`.
         scaling: ``"binary"`` for counts as 0 and 1; ``"row"`` to divide rows by their sum; or ``"none"``. Default:
             ``"binary"`` for coauthors and ``"row"`` for papers, as usual; else ``"none"``.
+        metric: What is reported of it: ``"accuracy"``, or ``"roc_auc"`` for two classes. Default: ``"roc_auc"`` for
+            minesweeper and tolokers, else ``"accuracy"``.
 
     References:
         Yang et al. (2016), Planetoid; Shchur et al. (2018), coauthors; Platonov et al. (2023), the others.
@@ -177,15 +211,24 @@ def node_set(name: str, root: str | Path | None = None, *, scaling: Scaling | No
         raise ValueError(
             f"`y` of {file} must be {num_nodes} classes from 0, but has shape {labels.shape}. Get it again."
         )
-    masks = {split: torch.from_numpy(found[f"{split}_mask"]) for split in _SPLITS}
+    metric = entry.metric if metric is None else metric
+    if metric not in get_args(Metric):
+        raise ValueError(f"`metric` must be one of {get_args(Metric)}, but is {metric!r}.")
     try:
+        masks = _repeated({split: torch.from_numpy(found[f"{split}_mask"]) for split in _SPLITS})
         graph = Graph.from_edges(found["edges"].astype(np.int64).T, num_nodes)
         rows = SparseRows.from_scipy(x)
         num_classes = int(labels.max()) + 1
         inputs = rows if entry.sparse else rows.to_dense()
-        return NodeSet(name, graph, inputs, torch.from_numpy(labels).long(), num_classes, masks, entry.metric)
+        return NodeSet(name, graph, inputs, torch.from_numpy(labels).long(), num_classes, masks, metric)
     except ValueError as error:
         raise ValueError(f"{file} contradicts itself: {error} Get it again.") from None
+
+
+def _repeated(masks: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Masks of a single split as often as the others have splits."""
+    most = max(len(mask) for mask in masks.values())
+    return {split: mask.expand(most, -1) if len(mask) == 1 else mask for split, mask in masks.items()}
 
 
 def _read(file: Path) -> dict[str, Array]:

@@ -8,7 +8,7 @@ import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Literal, NamedTuple, get_args
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -17,13 +17,15 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from topomask.data.archives import DAMAGE
+from topomask.data.degrees import MAX_DEGREE, DegreeInput, degree_features
 from topomask.data.graph_set import GraphSet
 from topomask.data.root import data_root, missing
 from topomask.graph import Graph
 
 Array = npt.NDArray[Any]
-DegreeInput = Literal["none", "one-hot", "log"]
 _CHUNK = 1 << 25
+# Part of the record of a run: raise it where the same files and fields give other graphs or features.
+TU_VERSION = 2
 _HOW = "Download it from www.chrsmrrs.com/graphkerneldatasets."
 
 
@@ -34,6 +36,7 @@ class TUEntry:
     Args:
         num_graphs: Graphs.
         num_classes: Classes.
+        num_edges: Edges of all graphs, each pair of nodes counted once, without loops; none where it is not known.
         attributes: Whether node attributes are part of the input by default, as in the fair comparison.
         degree: The degree of nodes as input by default: for sets whose nodes have no labels.
         max_degree: The degree from which on one-hot degrees are one.
@@ -41,22 +44,23 @@ class TUEntry:
 
     num_graphs: int
     num_classes: int
+    num_edges: int | None = None
     attributes: bool = False
     degree: DegreeInput = "none"
-    max_degree: int = 128
+    max_degree: int = MAX_DEGREE
 
 
 TU_SETS: dict[str, TUEntry] = {
-    "COLLAB": TUEntry(5000, 3, degree="one-hot"),
-    "DD": TUEntry(1178, 2),
-    "ENZYMES": TUEntry(600, 6, attributes=True),
-    "IMDB-BINARY": TUEntry(1000, 2, degree="one-hot"),
-    "IMDB-MULTI": TUEntry(1500, 3, degree="one-hot"),
-    "MUTAG": TUEntry(188, 2),
-    "NCI1": TUEntry(4110, 2),
-    "PROTEINS": TUEntry(1113, 2),
+    "COLLAB": TUEntry(5000, 3, 12_286_079, degree="one-hot"),
+    "DD": TUEntry(1178, 2, 843_046),
+    "ENZYMES": TUEntry(600, 6, 37_282, attributes=True),
+    "IMDB-BINARY": TUEntry(1000, 2, 96_531, degree="one-hot"),
+    "IMDB-MULTI": TUEntry(1500, 3, 98_903, degree="one-hot"),
+    "MUTAG": TUEntry(188, 2, 3_721),
+    "NCI1": TUEntry(4110, 2, 132_753),
+    "PROTEINS": TUEntry(1113, 2, 81_044),
     # Hubs of thousands of neighbours: almost all one-hot columns would be empty.
-    "REDDIT-BINARY": TUEntry(2000, 2, degree="log"),
+    "REDDIT-BINARY": TUEntry(2000, 2, 995_508, degree="log"),
 }
 
 
@@ -67,19 +71,23 @@ def tu_dataset(
     attributes: bool | None = None,
     degree: DegreeInput | None = None,
     max_degree: int | None = None,
+    standardize: bool = True,
 ) -> GraphSet:
     """A set of TUDataset, from ``tudataset/<name>.zip`` or the folder ``tudataset/<name>`` of the data root.
 
-    The input of a node is its label, one-hot, where the set has labels; its attributes, standardised over the set,
-    where asked for; and its degree, where asked for. A set that has none of these has the constant 1.
+    The input of a node is its label, one-hot, where the set has labels; its attributes, where asked for; and its
+    degree, where asked for. A set that has none of these has the constant 1. Every edge counts once, in whichever
+    directions and however often it is listed, and loops are left out, as PyG does.
 
     Args:
         name: One of :data:`TU_SETS`, or of your own in the same format.
         root: The data root, see :func:`topomask.data.data_root`.
         attributes: Take node attributes. Default: for ENZYMES only, as in the fair comparison.
-        degree: ``"one-hot"`` up to ``max_degree``; ``"log"`` for log(1 + degree), standardised; or ``"none"``.
+        degree: ``"one-hot"`` up to ``max_degree``; ``"log"`` for log(1 + degree); or ``"none"``.
             Default: ``"log"`` for REDDIT-BINARY, ``"one-hot"`` for IMDB and COLLAB, else ``"none"``.
         max_degree: Degrees from here on share a column. Default: 128.
+        standardize: Standardise attributes and logarithms over all graphs. To do so over those of training, pass
+            false and call :meth:`GraphSet.standardized` with their numbers.
 
     References:
         Morris et al. (2020), TUDataset. Errica et al. (2020), A fair comparison of graph neural networks.
@@ -87,8 +95,6 @@ def tu_dataset(
     entry = TU_SETS.get(name, TUEntry(0, 0))
     attributes = entry.attributes if attributes is None else attributes
     degree = entry.degree if degree is None else degree
-    if degree not in get_args(DegreeInput):
-        raise ValueError(f"`degree` must be one of {get_args(DegreeInput)}, but is {degree!r}.")
     files = _Files(name, data_root(root) / "tudataset")
     owner = _owners(files)
     labels, classes = _labels(files, owner)
@@ -98,13 +104,18 @@ def tu_dataset(
             f"{entry.num_classes}: a file is cut off. {_HOW}"
         )
     graphs = _graphs(files, owner)
-    degrees = np.concatenate([np.diff(graph.indptr) for graph in graphs])
-    parts = _inputs(files, len(owner), attributes)
-    if degree != "none":
-        parts.append(_degrees(degrees, degree, entry.max_degree if max_degree is None else max_degree))
-    x = torch.cat(parts, dim=1) if parts else torch.ones(len(owner), 1)
-    sizes = [graph.num_nodes for graph in graphs]
-    return GraphSet(name, graphs, x.split(sizes), torch.from_numpy(labels), classes)
+    num_edges = sum(graph.num_edges for graph in graphs)
+    if entry.num_edges not in (None, num_edges):
+        raise ValueError(
+            f"{name}_A.txt in {files.where} has {num_edges:,} edges, but {name} has {entry.num_edges:,}: it is cut "
+            f"off, or of another set. Get it again. {_HOW}"
+        )
+    degrees = degree_features(graphs, degree, entry.max_degree if max_degree is None else max_degree)
+    x, quantities = _inputs(files, len(owner), attributes, degrees, degree == "log")
+    found = GraphSet(
+        name, graphs, x.split([graph.num_nodes for graph in graphs]), torch.from_numpy(labels), classes, quantities
+    )
+    return found.standardized() if standardize else found
 
 
 class Fold(NamedTuple):
@@ -201,15 +212,15 @@ class _Files:
 
 
 def _whole_lines(source: IO[bytes]) -> Iterator[bytes]:
-    """Large pieces that end with a line."""
+    """Large pieces that end with a line; empty lines at the end are no lines."""
     rest = b""
     while chunk := source.read(_CHUNK):
-        text, newline, rest_of_line = (rest + chunk).rpartition(b"\n")
-        if newline:
-            yield text + newline
+        text, _, rest_of_line = (rest + chunk).rpartition(b"\n")
+        if text := text.rstrip():
+            yield text + b"\n"
         rest = rest_of_line
     if rest.strip():
-        yield rest + b"\n"
+        yield rest.rstrip() + b"\n"
 
 
 def _parse(text: bytes, dtype: Any, place: str) -> Array:
@@ -263,7 +274,7 @@ def _graphs(files: _Files, owner: Array) -> list[Graph]:
             f"Edge ({i}, {j}) of {files.name}_A.txt in {files.where} joins two graphs. Get it again. {_HOW}"
         )
     # Every edge once, whichever directions are listed.
-    keys = np.unique(low * num_nodes + high)
+    keys = np.unique((low * num_nodes + high)[low != high])
     low, high = keys // num_nodes, keys % num_nodes
     starts = np.searchsorted(owner, np.arange(int(owner[-1]) + 2))
     cuts = np.searchsorted(low, starts)
@@ -273,19 +284,25 @@ def _graphs(files: _Files, owner: Array) -> list[Graph]:
     ]
 
 
-def _inputs(files: _Files, num_nodes: int, attributes: bool) -> list[Tensor]:
-    parts = []
+def _inputs(files: _Files, num_nodes: int, attributes: bool, degrees: Tensor, log: bool) -> tuple[Tensor, list[int]]:
+    """The input of all nodes, and which columns of it are quantities: attributes, and degrees where they are."""
+    parts, is_quantity = [], []
     labels = files.numbers("node_labels")
     if labels is not None:
         _check_rows(files, "node_labels", labels, num_nodes)
         for column in labels.T:
             kinds, places = np.unique(column, return_inverse=True)
             parts.append(F.one_hot(torch.from_numpy(places.reshape(-1)), len(kinds)).float())
+            is_quantity += [False] * len(kinds)
     if attributes:
         values = files.need("node_attributes", np.float64)
         _check_rows(files, "node_attributes", values, num_nodes)
-        parts.append(_standardised(values))
-    return parts
+        parts.append(torch.from_numpy(values).float())
+        is_quantity += [True] * values.shape[1]
+    parts.append(degrees)
+    is_quantity += [log] * degrees.shape[1]
+    x = torch.cat(parts, dim=1) if is_quantity else torch.ones(num_nodes, 1)
+    return x, [column for column, measured in enumerate(is_quantity) if measured]
 
 
 def _check_rows(files: _Files, kind: str, values: Array, num_nodes: int) -> None:
@@ -294,17 +311,3 @@ def _check_rows(files: _Files, kind: str, values: Array, num_nodes: int) -> None
             f"{files.name}_{kind}.txt in {files.where} has {len(values)} lines for {num_nodes} nodes: a file is cut "
             f"off. Get it again. {_HOW}"
         )
-
-
-def _degrees(degrees: Array, kind: DegreeInput, max_degree: int) -> Tensor:
-    if kind == "log":
-        return _standardised(np.log1p(degrees)[:, None])
-    if max_degree < 1:
-        raise ValueError(f"`max_degree` must be at least 1, but is {max_degree}.")
-    capped = torch.from_numpy(degrees).clamp(max=max_degree)
-    return F.one_hot(capped, min(int(capped.max()), max_degree) + 1).float()
-
-
-def _standardised(values: Array) -> Tensor:
-    deviation = values.std(axis=0)
-    return torch.from_numpy((values - values.mean(axis=0)) / np.where(deviation > 0, deviation, 1.0)).float()

@@ -7,7 +7,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Self
 
-from topomask.data import MOTIFS, TU_SETS, GraphBatches, GraphSet, data_root, fair_splits, motifs, tu_dataset
+from topomask.data import MOTIFS, TU_SETS, Fold, GraphBatches, GraphSet, data_root, fair_splits, motifs, tu_dataset
+from topomask.data.degrees import DegreeInput
+from topomask.data.motifs import MOTIF_VERSION
+from topomask.data.tu import TU_VERSION, TUEntry
 from topomask.models import GraphNetworkConfig, GraphTransformerConfig
 from topomask.recipes.experiment import ValidatedExperiment
 from topomask.recipes.names import look_up
@@ -23,21 +26,50 @@ class GraphData:
         root: The data root; none is $TOPOMASK_DATA, or a folder in the user's cache.
         fold: Which of the ten folds of the fair comparison; for motifs, the seed of the graphs.
         batch_size: Graphs per step, over all processes.
+        degree: The degree of nodes as input: "none", "one-hot" or "log"; none is the set's default.
+        attributes: Whether attributes of nodes are input; none is the set's default.
+        max_degree: Degrees from here on share a column, where they are one-hot; none is the set's default.
+        version: How graphs and inputs are made; filled in, for the record.
     """
 
     name: str
     root: Path | None = None
     fold: int = 0
     batch_size: int = 32
+    degree: DegreeInput | None = None
+    attributes: bool | None = None
+    max_degree: int | None = None
+    version: int | None = field(default=None, metadata={"settable": False})
+
+    def resolved(self) -> Self:
+        """The same with the defaults of the set written out, so that a record has all that shapes the input."""
+        if self.name in MOTIFS:
+            for name in ("degree", "attributes", "max_degree"):
+                if getattr(self, name) is not None:
+                    raise ValueError(
+                        f"`data.{name}` is for sets of TUDataset, but {self.name} is a motif. Leave it out."
+                    )
+            return replace(self, version=MOTIF_VERSION)
+        entry = TU_SETS.get(self.name, TUEntry(0, 0))
+        degree = entry.degree if self.degree is None else self.degree
+        max_degree = entry.max_degree if self.max_degree is None else self.max_degree
+        return replace(
+            self,
+            degree=degree,
+            attributes=entry.attributes if self.attributes is None else self.attributes,
+            max_degree=max_degree if degree == "one-hot" else None,
+            version=TU_VERSION,
+        )
 
     def load(self, split: str) -> GraphSet:
-        """A part of the set."""
+        """A part of the set; quantities among its inputs are standardised over the graphs of training."""
         if self.name in MOTIFS:
-            return _motifs(self.name, split, self.fold)
+            return _motifs(self.name, split, self.resolved().fold)
         root = data_root(self.root)
         if not any((root / "tudataset" / name).exists() for name in (self.name, f"{self.name}.zip")):
             look_up(dict.fromkeys((*TU_SETS, *MOTIFS)), "set of graphs", self.name)
-        return _tu_part(self.name, root, split, self.fold)
+        whole, fold = _fold(replace(self.resolved(), root=root, batch_size=1))
+        return whole.subset(getattr(fold, split).tolist())
 
 
 # An experiment asks for its sets more than once, and a table has many experiments on the same.
@@ -47,15 +79,26 @@ def _motifs(name: str, split: str, seed: int) -> GraphSet:
 
 
 @lru_cache(maxsize=1)
-def _tu(name: str, root: Path) -> GraphSet:
-    return tu_dataset(name, root)
+def _tu(data: GraphData) -> GraphSet:
+    return tu_dataset(
+        data.name,
+        data.root,
+        attributes=data.attributes,
+        degree=data.degree,
+        max_degree=data.max_degree,
+        standardize=False,
+    )
 
 
-def _tu_part(name: str, root: Path, split: str, fold: int) -> GraphSet:
-    whole, folds = _tu(name, root), fair_splits(name, root=root)
-    if not 0 <= fold < len(folds):
-        raise ValueError(f"`data.fold` must lie in [0, {len(folds)}), but is {fold}.")
-    return whole.subset(getattr(folds[fold], split).tolist())
+@lru_cache(maxsize=1)
+def _fold(data: GraphData) -> tuple[GraphSet, Fold]:
+    """All graphs, standardised over those that a fold trains on, and that fold."""
+    whole = _tu(replace(data, fold=0))
+    folds = fair_splits(data.name, len(whole), data.root)
+    if not 0 <= data.fold < len(folds):
+        raise ValueError(f"`data.fold` must lie in [0, {len(folds)}), but is {data.fold}.")
+    fold = folds[data.fold]
+    return whole.standardized(fold.train.tolist()), fold
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,11 +113,11 @@ class GraphExperiment(ValidatedExperiment):
 
     def fitted(self) -> Self:
         """The same with the number of features and classes taken from the data."""
-        return self.fitted_to(self.data.load("train"))
+        return replace(self, data=self.data.resolved()).fitted_to(self.data.load("train"))
 
     def with_seed(self, seed: int) -> Self:
-        """The same with another fold, and other weights, walks and order."""
-        return replace(super().with_seed(seed), data=replace(self.data, fold=seed))
+        """The same with another fold, and other weights, walks and order; the defaults of the set are written out."""
+        return replace(super().with_seed(seed), data=replace(self.data.resolved(), fold=seed))
 
     def batches(self, split: str, training: bool = False) -> GraphBatches:
         """Batches of a split."""

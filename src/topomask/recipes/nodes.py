@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Self
 
 from topomask.data import NODE_SETS, NodeBatch, NodeSet, data_root, node_set
+from topomask.data.node_sets import Metric, NodeEntry, Scaling
 from topomask.models import GraphNetworkConfig, GraphTransformerConfig
 from topomask.recipes.experiment import ValidatedExperiment
 from topomask.recipes.names import look_up
@@ -23,23 +24,34 @@ class NodeData:
         name: Name of the set, see topomask list.
         root: The data root; none is $TOPOMASK_DATA, or a folder in the user's cache.
         split: Which of the splits of the set.
+        scaling: What is done to features: "none", "binary" or "row"; none is the set's default.
+        metric: What is reported and chosen by: "accuracy" or "roc_auc"; none is the set's default.
     """
 
     name: str
     root: Path | None = None
     split: int = 0
+    scaling: Scaling | None = None
+    metric: Metric | None = None
+
+    def resolved(self) -> Self:
+        """The same with the defaults of the set written out, so that a record has all that shapes the input."""
+        entry = NODE_SETS.get(self.name, NodeEntry(0))
+        scaling = entry.scaling if self.scaling is None else self.scaling
+        return replace(self, scaling=scaling, metric=entry.metric if self.metric is None else self.metric)
 
     def load(self) -> NodeSet:
         """The set: a known one, or any of the same layout."""
         root = data_root(self.root)
         if not (root / "node" / f"{self.name}.npz").is_file():
             look_up(NODE_SETS, "set of nodes", self.name)
-        return _load(self.name, root)
+        whole = self.resolved()
+        return _load(self.name, root, whole.scaling, whole.metric)
 
 
 @lru_cache(maxsize=1)
-def _load(name: str, root: Path) -> NodeSet:
-    return node_set(name, root)
+def _load(name: str, root: Path, scaling: Scaling | None, metric: Metric | None) -> NodeSet:
+    return node_set(name, root, scaling=scaling, metric=metric)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,13 +66,16 @@ class NodeExperiment(ValidatedExperiment):
 
     def fitted(self) -> Self:
         """The same with the number of features and classes taken from the data."""
-        return self.fitted_to(self.data.load())
+        return replace(self, data=self.data.resolved()).fitted_to(self.data.load())
 
     def with_seed(self, seed: int) -> Self:
-        """The same with other weights and walks, and with another split where the set has several."""
+        """The same with other weights and walks, and with another split where the set has several.
+
+        The defaults of the set are written out.
+        """
         known = NODE_SETS.get(self.data.name)
         split = seed % (self.data.load().num_splits if known is None else known.num_splits)
-        return replace(super().with_seed(seed), data=replace(self.data, split=split))
+        return replace(super().with_seed(seed), data=replace(self.data.resolved(), split=split))
 
     def batches(self, split: str, training: bool = False) -> Sequence[NodeBatch]:  # noqa: ARG002
         """The whole graph, with the nodes of a split."""

@@ -55,8 +55,8 @@ class State:
         examples: Their number.
         busy: Seconds spent on them.
         metrics: Metrics of the last evaluation.
-        best: Metrics of the best evaluation, and its step.
-        stale: Evaluations since then.
+        best: Metrics of the best evaluation, and its step; of several with the same metric, the least loss is best.
+        stale: Evaluations since the metric last got better.
     """
 
     step: int = 0
@@ -194,9 +194,12 @@ class Run:
         if name not in state.metrics:
             raise ValueError(f"`monitor` is {name!r}, but the task gives {', '.join(state.metrics)}.")
         now, best = state.metrics[name], state.best.get(name)
-        better = math.isfinite(now) and (best is None or (now > best if stepper.task.higher_is_better else now < best))
+        # Small sets have many ties, up to rounding. Patience is for the metric itself: they do not make a run longer.
+        tied = name != "loss" and best is not None and math.isclose(now, best, rel_tol=1e-6)
+        better = best is None or (not tied and (now > best if stepper.task.higher_is_better else now < best))
+        better = better and math.isfinite(now)
         state.stale = 0 if better else state.stale + 1
-        if better:
+        if better or (tied and state.metrics["loss"] < state.best.get("loss", -math.inf)):
             state.best = state.metrics | {"step": self.step}
             self._write(self.folder.best)
 

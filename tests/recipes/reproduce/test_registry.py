@@ -1,12 +1,17 @@
 import json
+import re
+from dataclasses import replace
 
 import pytest
 
 from topomask.config import from_dict, to_dict
+from topomask.data import motifs
 from topomask.recipes.nodes import NodeNetworkExperiment
+from topomask.recipes.reproduce import page
 from topomask.recipes.reproduce.computed import Computation
-from topomask.recipes.reproduce.registry import GROUPS, STUDIES, reproduce, studies_of
-from topomask.recipes.reproduce.study import NOT_AVAILABLE, Study
+from topomask.recipes.reproduce.registry import GROUPS, STUDIES, notes_of, reproduce, studies_of
+from topomask.recipes.reproduce.study import NOT_AVAILABLE, Study, summarize
+from topomask.recipes.reproduce.targets import published
 
 TABLES = [name for name, make in STUDIES.items() if isinstance(make(), Study)]
 
@@ -107,6 +112,77 @@ def test_the_settings_that_were_asked_for():
 def test_an_unknown_study_gets_the_nearest(tmp_path):
     with pytest.raises(ValueError, match=r"no study 'table2'. Did you mean table"):
         reproduce("table2", tmp_path, tmp_path)
+
+
+def test_all_published_values_are_a_mean_with_a_deviation():
+    seen = 0
+    for name in (*GROUPS["gkat-bio"], *GROUPS["gkat-social"]):
+        for method, value in STUDIES[name]().published:
+            seen += 1
+            if (name, method) in (("gkat-reddit-binary", "ECC"), ("gkat-collab", "ECC")):
+                assert value == "OOM"
+                continue
+            assert re.fullmatch(r"\d\d\.\d ± \d\.\d", value), (name, method, value)
+            mean, deviation = published(value)
+            assert 20 < mean < 100
+            assert 0 < deviation < 10
+    assert seen == 8 * 8
+    for name in GROUPS["nodes"]:
+        for cell in STUDIES[name]().cells:
+            # Kipf and Welling give no deviation.
+            if cell.name in ("gcn", "gat"):
+                assert re.fullmatch(r"\d\d\.\d\d? ± \d\.\d\d?|70\.3|81\.5", cell.paper), (name, cell.paper)
+                assert 60 < published(cell.paper)[0] < 100
+            else:
+                assert cell.paper == NOT_AVAILABLE
+
+
+@pytest.mark.parametrize("name", [name for group in GROUPS.values() for name in group])
+def test_tables_on_graphs_compare_with_the_same_without_a_mask(name):
+    study = STUDIES[name]()
+    assert study.baseline == "unmasked"
+    assert any((claim.better, claim.worse) == ("grf", "unmasked") for claim in study.claims)
+    assert (study.test_share > 0) == (study.repeats in ("folds", "splits"))
+    assert study.repeats in page._REPEATS
+    assert (study.void_below == 1.0) == name.startswith("nodes-")
+
+
+def test_values_to_reach():
+    values = [STUDIES[name]().targets[0].least for name in (*GROUPS["gkat-bio"], *GROUPS["gkat-social"])]
+    assert values == pytest.approx([75.2, 72.8, 72.0, 63.7, 68.8, 43.0, 87.0, 71.1])
+    assert [name for name in GROUPS["nodes"] if STUDIES[name]().targets] == ["nodes-coauthor-physics"]
+    assert STUDIES["nodes-coauthor-physics"]().targets[0].least == 96.2
+
+
+def test_groups_say_what_they_lack_and_how_many_tables_reach_their_value(tmp_path):
+    count = "GKAT's published value: 0 of {}, {} of which are not whole yet."
+    assert [note.endswith(count.format(4, 4)) for note in notes_of(["gkat-bio"], tmp_path)] == [True]
+    first, second = notes_of(["gkat-social"], tmp_path)
+    assert first.endswith(count.format(4, 4))
+    assert "REDDIT-5K" in second
+    assert "not available" in second
+    assert notes_of(list(GROUPS), tmp_path)[0].endswith(count.format(8, 8))
+    assert notes_of(["gkat-dd"], tmp_path) == []
+
+
+def test_motif_detection_has_rows_in_our_blocks_and_says_how_large_all_are(tmp_path):
+    study = STUDIES["motif-grid"]()
+    cells = {cell.name: cell.experiment.model for cell in study.cells}
+    for name in ("gcn", "gat"):
+        assert cells[f"{name}-blocks"] == replace(cells[name], residual=True, norm="layer")
+    table = summarize(study, tmp_path).table
+    place, rows = table.headings.index("parameters"), table.rows
+    sizes = {cell.name: int(row[place].replace(",", "")) for cell, row in zip(study.cells, rows, strict=True)}
+    assert sizes["sgc"] < sizes["gcn"] < sizes["gat"] < sizes["gcn-blocks"] < sizes["gat-blocks"] < sizes["grf"]
+    assert sizes["sgc"] == 5 * 32 + 32 + 32 * 2 + 2
+    found = motifs("grid", num_pairs=1)
+    assert study.shape == (found.num_features, found.num_classes)
+    for better in ("gkat", "grf"):
+        assert {claim.worse for claim in study.claims if claim.better == better} >= cells.keys() - {
+            "gkat",
+            "grf",
+            "unmasked",
+        }
 
 
 def test_published_values_stand_beside_ours():

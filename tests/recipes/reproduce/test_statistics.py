@@ -25,6 +25,19 @@ def test_the_interval_is_that_of_the_paired_t_test(count, confidence):
     assert (found.verdict == "undecided") == (test.pvalue > 1 - confidence)
 
 
+def test_where_training_sets_overlap_the_variance_is_that_of_nadeau_and_bengio():
+    """Ten folds by hand: differences 1, ..., 10, of variance 55/6; 0.1 + 10/81 in place of 0.1."""
+    first, second = {fold: 2.0 * (fold + 1) for fold in range(10)}, {fold: fold + 1.0 for fold in range(10)}
+    found = paired_difference(first, second, test_share=10 / 81)
+    # The 0.975 quantile of Student's t with nine degrees of freedom is 2.262157.
+    reach = 2.262157 * math.sqrt((55 / 6) * (1 / 10 + 10 / 81))
+    assert (found.mean, found.low, found.high) == pytest.approx((5.5, 5.5 - reach, 5.5 + reach), rel=1e-6)
+    plain = paired_difference(first, second)
+    assert (found.high - found.low) / (plain.high - plain.low) == pytest.approx(math.sqrt(1 + 100 / 81))
+    with pytest.raises(ValueError, match="`test_share` must be at least 0"):
+        paired_difference(first, second, test_share=-0.1)
+
+
 def test_only_seeds_that_both_have_are_paired():
     found = paired_difference({0: 1.0, 1: 5.0, 7: 3.0}, {7: 2.0, 0: 0.0, 2: 9.0})
     assert (found.mean, found.count) == (1.0, 2)

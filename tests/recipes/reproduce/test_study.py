@@ -11,11 +11,13 @@ from topomask.recipes.reproduce.results import ResultFolder, RunResult
 from topomask.recipes.reproduce.study import (
     NOT_AVAILABLE,
     collect,
+    count_targets,
     numbers_config,
     run_study,
     summarize,
     variant,
 )
+from topomask.recipes.reproduce.targets import Target
 from topomask.train import FolderInUse, TrainConfig
 from toy_study import STUDY, Data, Toy
 
@@ -195,6 +197,16 @@ def test_alternatives_are_chosen_by_validation_for_every_seed(tmp_path):
     assert collect(study, tmp_path / "results")["grf"] == pytest.approx({0: 0.6, 1: 0.601, 2: 0.604})
 
 
+def test_alternatives_that_tie_are_chosen_by_their_validation_loss(tmp_path):
+    cell = replace(STUDY.cells[1], alternatives=[Toy(0.6), Toy(0.7)])
+    study = replace(STUDY, cells=[STUDY.cells[0], cell], claims=STUDY.claims[:1])
+    kept = ResultFolder(tmp_path)
+    for (name, experiment), loss in zip(cell.runs().items(), (0.5, 0.3, 0.4), strict=True):
+        metrics = {"accuracy": experiment.level, "val_accuracy": 0.9, "val_loss": loss}
+        kept.add(RunResult(name, 0, metrics, 1.0, numbers_config(experiment.with_seed(0)), {}))
+    assert collect(study, tmp_path)["grf"] == {0: 0.6}
+
+
 def test_published_rows_and_other_metrics_are_shown(tmp_path):
     study = replace(STUDY, published=[("GKAT", "69.7")], also=[("loss", "loss, %")], repeats="folds")
     run(tmp_path, study)
@@ -202,6 +214,61 @@ def test_published_rows_and_other_metrics_are_shown(tmp_path):
     assert table.headings[4:] == ["loss, %", "seconds"]
     assert table.rows[0] == ["GKAT", "69.7", "", "", "", ""]
     assert table.rows[1][4] == "100.00 ± 0.00 (3 folds)"
+
+
+def test_intervals_are_wider_where_training_sets_overlap(tmp_path):
+    other = replace(STUDY.cells[0], name="other", experiment=Toy(0.4))
+    study = replace(STUDY, cells=[*STUDY.cells, other], repeats="folds")
+    run(tmp_path, study)
+    kept = ResultFolder(tmp_path / "results")
+    for seed in range(3):
+        metrics = {"accuracy": 0.4 + 0.01 * seed}
+        kept.add(RunResult("other", seed, metrics, 1.0, numbers_config(Toy(0.4).with_seed(seed)), {}))
+    plain, wide = (summarize(replace(study, test_share=share), tmp_path / "results") for share in (0.0, 1.0))
+    low, high = (float(section.table.rows[3][3].split("[")[1].split(",")[0]) for section in (wide, plain))
+    assert low < high
+
+
+def test_a_row_that_misses_its_published_value_makes_comparisons_void(tmp_path):
+    cells = [replace(cell, paper=paper) for cell, paper in zip(STUDY.cells, ("51.5 ± 0.1", "75.0", "OOM"), strict=True)]
+    study = replace(STUDY, cells=cells, void_below=1.0)
+    run(tmp_path, seeds=[0, 1])
+    assert "void" not in "".join(summarize(study, tmp_path / "results").notes), "rows are not whole yet"
+    run(tmp_path)
+    notes = summarize(study, tmp_path / "results").notes
+    # The mean of the first row is 50.17, and that of the second is above its value.
+    assert [note.endswith("; void: unmasked is 1.33 points below its published value.") for note in notes] == [True] * 2
+    close = replace(study, cells=[replace(cells[0], paper="51.0"), *cells[1:]])
+    assert "void" not in "".join(summarize(close, tmp_path / "results").notes)
+    assert "void" not in "".join(summarize(replace(study, void_below=None), tmp_path / "results").notes)
+
+
+def test_known_values_are_reached_or_not_once_a_row_is_whole(tmp_path):
+    targets = [
+        Target("grf", "76.0 ± 1.0", "GKAT's value", within_deviation=True),
+        Target("grf", "76.0 ± 0.5", "GKAT's value", within_deviation=True),
+        Target("grf", "75.1", "the least"),
+    ]
+    study = replace(STUDY, targets=targets, claims=())
+    results = tmp_path / "results"
+    named = "masked within one standard deviation of, or above, GKAT's value, 76.0 ± 1.0 %"
+    assert summarize(study, results).notes[0] == f"{named}: not run."
+    run(tmp_path, seeds=[0])
+    assert summarize(study, results).notes[0] == f"{named}: open here, with 75.00 (1 seed)."
+    run(tmp_path)
+    notes = summarize(study, results).notes
+    assert notes[0] == f"{named}: holds here, with 75.17 ± 0.21 (3 seeds)."
+    assert ": does not hold here, with 75.17" in notes[1]
+    assert notes[2].startswith("masked at least the least, 75.1 %: holds here")
+    begun = replace(study, folder="begun", seeds=9)
+    assert count_targets([(study, results), (begun, results)]) == [
+        "Tables in which our row is within one standard deviation of, or above, GKAT's value: 1 of 4, 2 of which are "
+        "not whole yet.",
+        "Tables in which our row is at least the least: 1 of 2, 1 of which are not whole yet.",
+    ]
+    for value, within in (("OOM", False), ("96.2", True)):
+        with pytest.raises(ValueError, match="`value` must be a number"):
+            Target("grf", value, "x", within)
 
 
 def test_free_fields_may_be_missing_from_a_result():

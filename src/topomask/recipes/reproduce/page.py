@@ -6,7 +6,7 @@ from pathlib import Path
 
 from topomask.recipes.pages import Section, to_markdown
 from topomask.recipes.plots import write_content
-from topomask.recipes.reproduce.registry import STUDIES, reproduce
+from topomask.recipes.reproduce.registry import GROUPS, STUDIES, notes_of, reproduce
 from topomask.recipes.reproduce.results import ResultFolder
 from topomask.recipes.reproduce.study import Study, collect
 
@@ -18,14 +18,26 @@ of them by `python -m topomask.recipes.reproduce.page`.
 
 The scale is that of two cores, so the numbers are not the paper's; the question is whether its ordering appears. A
 claim "holds" where the 95 % interval of the difference, paired by seed (Student's t), lies above 0, "does not hold"
-where it lies below, and is "undecided" otherwise; as long as seeds are missing it is "open". Intervals are over seeds
-of training on one and the same test set, so they do not cover the choice of its examples, and each stands for itself:
-of twenty such intervals one is expected to miss. Accuracies are of the last step, and nothing was chosen by them;
-where weights were chosen on validation examples, the table says so.
+where it lies below, and is "undecided" otherwise; as long as seeds are missing it is "open". Each interval stands for
+itself: of twenty one is expected to miss. What they are over is said in brackets beside every mean:
+
+{repeats}
+
+Accuracies are of the last step, and nothing was chosen by them; where weights were chosen on validation examples, the
+table says so.
 
 Seconds are those of one thread beside other work, pauses included, and say nothing about speed: see
 [speed.md](speed.md).
 """
+# What the runs of a table differ in, and so what its intervals are over.
+_REPEATS = {
+    "seeds": "weights and order of training on one and the same test set, whose choice they do not cover.",
+    "folds": "parts of a set, each tested on once, with weights of their own. Training sets overlap, so the variance "
+    "is the corrected one of Nadeau and Bengio (2003), with 1/n + n_test/n_train in place of 1/n.",
+    "splits": "published splits of the nodes of one graph, with weights of their own. These overlap, too, and the "
+    "variance is corrected likewise.",
+    "draws": "generated sets for training and test, with weights of their own.",
+}
 
 
 def write_page(results: Path, runs: Path, docs: Path) -> None:
@@ -36,16 +48,23 @@ def write_page(results: Path, runs: Path, docs: Path) -> None:
         runs: Folder of the runs; curves are drawn of those that are there.
         docs: Folder of the docs.
     """
-    parts = [_HEAD]
+    parts: list[str] = []
+    tables: dict[str, Study] = {}
     for name, make in STUDIES.items():
         study = make()
         if isinstance(study, Study):
             begun = any(collect(study, results / study.folder).values())
         else:
             begun = ResultFolder(results / name).find(name, 0, study.config) is not None
+        if begun and isinstance(study, Study):
+            tables[name] = study
         if begun:
             parts.append(_to_part(name, reproduce(name, results, runs, show=True), docs))
-    text = "\n".join(parts)
+    if any(name in group for group in GROUPS.values() for name in tables):
+        parts.append(to_markdown(Section("All tables on graphs", notes=notes_of(list(GROUPS), results))))
+    kinds = {study.repeats for study in tables.values()}
+    listed = "\n".join(f"- {kind}: {text}" for kind, text in _REPEATS.items() if kind in kinds)
+    text = "\n".join([_HEAD.format(repeats=listed), *parts])
     write_content(docs / "results.md", text.encode())
 
 

@@ -35,7 +35,7 @@ def _values(study: Study, results: Path) -> Picture:
     axes.invert_yaxis()
     axes.grid(alpha=0.3)
     axes.set_xlabel(f"{study.metric.replace('_', ' ')}, {study.unit}")
-    return draw_picture(figure, "Every seed, and the mean", width=700)
+    return draw_picture(figure, f"Every {study.repeats.removesuffix('s')}, and the mean", width=700)
 
 
 def _curves(study: Study, results: Path, runs: Path) -> Picture | None:
@@ -56,7 +56,7 @@ def _curves(study: Study, results: Path, runs: Path) -> Picture | None:
     axes.set(xlabel="epoch", ylabel="training loss", yscale="log")
     axes.grid(alpha=0.3, which="both")
     axes.legend(frameon=False, fontsize=8)
-    return draw_picture(figure, "Training loss, mean over seeds", width=700)
+    return draw_picture(figure, f"Training loss, mean over {study.repeats}", width=700)
 
 
 def _losses(path: Path) -> np.ndarray:

@@ -14,7 +14,7 @@ from topomask.recipes.reproduce import computed, dynamics, graph_tables, images,
 from topomask.recipes.reproduce.computed import Computation
 from topomask.recipes.reproduce.pictures import draw_study
 from topomask.recipes.reproduce.results import ResultFolder, RunResult
-from topomask.recipes.reproduce.study import Study, run_study, summarize
+from topomask.recipes.reproduce.study import Study, count_targets, run_study, summarize
 from topomask.train.run_folder import versions
 
 _GRAPHS = {f"gkat-{name.lower()}": partial(graph_tables.gkat, name) for name in graph_tables.BIO + graph_tables.SOCIAL}
@@ -42,12 +42,28 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "motifs": tuple(_MOTIFS),
     "nodes": tuple(_NODES),
 }
+# What a group lacks.
+_LACKING = {
+    "gkat-social": "REDDIT-MULTI-5K (REDDIT-5K), a row of GKAT's table, is not available here: it has no table."
+}
 
 
 def studies_of(name: str) -> tuple[str, ...]:
     """The studies of a group, or the one of this name."""
     look_up(dict.fromkeys((*GROUPS, *STUDIES)), "study", name)
     return GROUPS.get(name, (name,))
+
+
+def notes_of(groups: Sequence[str], results: Path) -> list[str]:
+    """What there is to say of groups as a whole; nothing of the name of a single study.
+
+    Args:
+        groups: Names of the groups.
+        results: Folder of the results of all studies.
+    """
+    made = [STUDIES[part]() for group in groups for part in GROUPS.get(group, ())]
+    counts = count_targets([(study, results / study.folder) for study in made if isinstance(study, Study)])
+    return counts + [_LACKING[group] for group in groups if group in _LACKING]
 
 
 def reproduce(

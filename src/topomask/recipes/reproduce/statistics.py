@@ -27,7 +27,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class Difference:
-    """A mean difference, paired by seed, with its interval of Student's t.
+    """A mean difference, paired by seed, with its interval of Student's t; see :func:`paired_difference`.
 
     Args:
         mean: The mean difference.
@@ -58,17 +58,34 @@ def spread(values: Mapping[int, float]) -> Spread:
 
 
 def paired_difference(
-    first: Mapping[int, float], second: Mapping[int, float], confidence: float = 0.95
+    first: Mapping[int, float], second: Mapping[int, float], confidence: float = 0.95, test_share: float = 0.0
 ) -> Difference | None:
-    """The mean of ``first - second`` over the seeds that both have; None where there is none.
+    r"""The mean of ``first - second`` over the seeds that both have; None where there is none.
+
+    Folds and splits of one set share examples of training, so that their differences are not independent. The variance
+    of the mean of n differences, of variance s^2 each, is then taken as
+
+    .. math:: s^2 \Big(\frac1n + \frac{n_\text{test}}{n_\text{train}}\Big).
 
     Values that agree to six digits are equal: the rest is rounding.
+
+    Args:
+        first: A value per seed.
+        second: Another.
+        confidence: Probability of the interval.
+        test_share: Examples of the test per example of training, where training sets overlap; 0 where runs are
+            independent.
 
     Example:
         >>> found = paired_difference({0: 0.9, 1: 0.8, 2: 0.85}, {0: 0.8, 1: 0.72, 2: 0.74})
         >>> round(found.mean, 3), round(found.low, 3), round(found.high, 3), found.verdict
         (0.097, 0.059, 0.135, 'holds')
+
+    References:
+        Nadeau and Bengio (2003), Inference for the generalization error.
     """
+    if test_share < 0:
+        raise ValueError(f"`test_share` must be at least 0, but is {test_share}.")
     seeds = sorted(first.keys() & second.keys())
     if not seeds:
         return None
@@ -77,5 +94,6 @@ def paired_difference(
     mean = float(gaps.mean())
     if len(gaps) == 1:
         return Difference(mean, -math.inf, math.inf, 1)
-    reach = float(stats.t.ppf(0.5 + confidence / 2, len(gaps) - 1) * gaps.std(ddof=1) / math.sqrt(len(gaps)))
+    error = gaps.std(ddof=1) * math.sqrt(1 / len(gaps) + test_share)
+    reach = float(stats.t.ppf(0.5 + confidence / 2, len(gaps) - 1) * error)
     return Difference(mean, mean - reach, mean + reach, len(gaps))

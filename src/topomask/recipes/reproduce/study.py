@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +15,16 @@ from topomask.recipes.experiment import Experiment
 from topomask.recipes.pages import Section, Table
 from topomask.recipes.reproduce.results import ResultFolder, RunResult
 from topomask.recipes.reproduce.statistics import Difference, paired_difference, spread
+from topomask.recipes.reproduce.targets import Target, published
 from topomask.train import FolderInUse
 from topomask.train.config import FREE_FIELDS
 from topomask.train.run_folder import versions
 
 NOT_AVAILABLE = "not available"
+OVERLAP = (
+    "Training sets overlap from one to the next, so intervals of differences have the corrected variance of Nadeau and "
+    "Bengio (2003)."
+)
 # Fields that numbers do not depend on, by group.
 FREE: dict[str, tuple[str, ...]] = {"data": ("root", "download"), "train": FREE_FIELDS}
 
@@ -81,8 +88,16 @@ class Study:
         paper_heading: Heading of the paper's values.
         also: Other metrics to show, with a heading each.
         published: Rows that are not run here: a label and its value.
-        repeats: What the runs of a row are repeated over: "seeds", or "folds".
-        chosen_by: The metric by which one of the alternatives of a cell is chosen, larger is better.
+        repeats: What the runs of a row are repeated over: "seeds" of training, "folds" or "splits" of the data, or
+            "draws" of generated data.
+        test_share: Test examples per training example where training sets of repeats overlap, by which intervals are
+            widened; see :func:`paired_difference`.
+        targets: Known values that rows should reach.
+        void_below: By how much the mean of a row may miss its paper's value before comparisons with it are void; none
+            where the paper's values are of other data.
+        shape: Features and classes of the data; where given, the parameters of every row are shown.
+        chosen_by: The metric by which one of the alternatives of a cell is chosen, larger is better; ties are broken
+            by the validation loss.
     """
 
     title: str
@@ -102,6 +117,10 @@ class Study:
     published: Sequence[tuple[str, str]] = ()
     repeats: str = "seeds"
     chosen_by: str = "val_accuracy"
+    test_share: float = 0.0
+    targets: Sequence[Target] = ()
+    void_below: float | None = None
+    shape: tuple[int, int] | None = None
 
     def changed(self, overrides: Sequence[str]) -> Study:
         """The same with fields of every experiment set from text; not those that the rows are told apart by."""
@@ -193,18 +212,27 @@ def summarize(study: Study, results: Path) -> Section:
     """The table with all runs that there are, the paper's values beside ours, and what of its claims holds."""
     values, seconds = collect(study, results), _mean_seconds(study, results)
     others = [collect(study, results, metric) for metric, _ in study.also]
-    rows = [[label, value, *[""] * (3 + len(others))] for label, value in study.published]
+    sizes = {} if study.shape is None else {cell.name: [_num_parameters(cell, study.shape)] for cell in study.cells}
+    rows = [[label, value, *[""] * (3 + len(others) + bool(sizes))] for label, value in study.published]
     for cell in study.cells:
         own = values[cell.name]
-        gap = None if cell.name == study.baseline else paired_difference(own, values[study.baseline])
+        gap = None if cell.name == study.baseline else _gap(study, own, values[study.baseline])
         more = [_describe(study, other[cell.name]) for other in others]
         found = [_describe(study, own), "" if gap is None else _interval(study, gap), *more]
-        rows.append([cell.label, cell.paper, *found, seconds.get(cell.name, "")])
+        rows.append([cell.label, cell.paper, *sizes.get(cell.name, []), *found, seconds.get(cell.name, "")])
     base = next(cell.label for cell in study.cells if cell.name == study.baseline)
     better = "higher" if study.higher_is_better else "lower"
     ours = [f"ours, {study.unit} ({better} is better)", f"minus {base}, {study.gap_unit}"]
-    headings = ["", study.paper_heading, *ours, *(heading for _, heading in study.also), "seconds"]
+    headings = [
+        "",
+        study.paper_heading,
+        *["parameters"] * bool(sizes),
+        *ours,
+        *(heading for _, heading in study.also),
+        "seconds",
+    ]
     notes = [_judge(study, claim, values) for claim in study.claims]
+    notes += [_judge_target(study, target, values[target.cell]) for target in study.targets]
     lacking = _lacking(study, values)
     if lacking:
         notes.append(f"Not whole yet: {'; '.join(lacking)}.")
@@ -235,12 +263,17 @@ def _chosen(study: Study, results: Path) -> dict[str, dict[int, RunResult]]:
         found[homes[run.cell].name].setdefault(run.seed, []).append(run)
     return {
         cell.name: {
-            seed: runs[0] if len(runs) == 1 else max(runs, key=lambda run: float(run.metrics[study.chosen_by]))
+            seed: runs[0] if len(runs) == 1 else max(runs, key=partial(_merit, study.chosen_by))
             for seed, runs in found[cell.name].items()
             if len(runs) == len(cell.runs())
         }
         for cell in study.cells
     }
+
+
+def _merit(chosen_by: str, run: RunResult) -> tuple[float, float]:
+    """What alternatives are chosen by; of several with the same metric, the least validation loss is best."""
+    return float(run.metrics[chosen_by]), -float(run.metrics.get("val_loss", math.inf))
 
 
 def _runs(study: Study, results: Path) -> list[RunResult]:
@@ -273,18 +306,79 @@ def _interval(study: Study, gap: Difference) -> str:
     return mean if gap.count < 2 else f"{mean} [{study.scale * gap.low:+.2f}, {study.scale * gap.high:+.2f}]"
 
 
+def _gap(study: Study, first: dict[int, float], second: dict[int, float]) -> Difference | None:
+    return paired_difference(first, second, test_share=study.test_share)
+
+
+def _num_parameters(cell: Cell, shape: tuple[int, int]) -> str:
+    """Of the model, which is built once for this."""
+    model: Any = cell.experiment.model  # type: ignore[attr-defined]
+    try:
+        built = replace(model, in_features=shape[0], num_classes=shape[1]).build()
+    except ModuleNotFoundError:
+        # Results are shown without the package that the model is from, too.
+        return "unknown"
+    return f"{sum(parameter.numel() for parameter in built.parameters()):,}"
+
+
 def _judge(study: Study, claim: Claim, values: dict[str, dict[int, float]]) -> str:
     labels = {cell.name: cell.label for cell in study.cells}
     source = "" if claim.paper is None else f" (the paper: {claim.paper})"
     text = f"{labels[claim.better]} better than {labels[claim.worse]}{source}"
     better, worse = values[claim.better], values[claim.worse]
-    gap = paired_difference(better, worse) if study.higher_is_better else paired_difference(worse, better)
+    gap = _gap(study, better, worse) if study.higher_is_better else _gap(study, worse, better)
     if gap is None:
         return f"{text}: not run."
     # A verdict that could change with the next run would be a peek.
     verdict = gap.verdict if gap.count >= study.seeds else "open"
     pairs = f"{gap.count} {study.repeats if gap.count > 1 else study.repeats.removesuffix('s')}"
-    return f"{text}: {verdict} here, by {_interval(study, gap)} {study.gap_unit}, paired over {pairs}."
+    compared = [cell for cell in study.cells if cell.name in (claim.better, claim.worse)]
+    void = "".join(_void(study, cell, values[cell.name]) for cell in compared)
+    return f"{text}: {verdict} here, by {_interval(study, gap)} {study.gap_unit}, paired over {pairs}{void}."
+
+
+def _void(study: Study, cell: Cell, own: dict[int, float]) -> str:
+    """That comparisons with a row do not count, where it is whole and misses its paper's value."""
+    known = published(cell.paper)
+    if study.void_below is None or known is None or len(own) < study.seeds:
+        return ""
+    short = known[0] - study.scale * spread(own).mean
+    missed = short if study.higher_is_better else -short
+    if missed <= study.void_below:
+        return ""
+    where = "below" if study.higher_is_better else "above"
+    return f"; void: {cell.label} is {missed:.2f} {study.gap_unit} {where} its published value"
+
+
+def _judge_target(study: Study, target: Target, own: dict[int, float]) -> str:
+    label = next(cell.label for cell in study.cells if cell.name == target.cell)
+    reached = _reached(study, target, own)
+    verdict = "open" if reached is None else "holds" if reached else "does not hold"
+    found = f"{verdict} here, with {_describe(study, own)}" if own else "not run"
+    return f"{label} {target.name}, {target.value} {study.unit}: {found}."
+
+
+def _reached(study: Study, target: Target, own: dict[int, float]) -> bool | None:
+    return target.reached([study.scale * value for value in own.values()], study.seeds)
+
+
+def count_targets(studies: Sequence[tuple[Study, Path]]) -> list[str]:
+    """How many tables reach the values that several of them are held against.
+
+    Args:
+        studies: Tables, and the folders of their results.
+    """
+    found: dict[str, list[bool | None]] = {}
+    for study, results in studies:
+        values = collect(study, results) if study.targets else {}
+        for target in study.targets:
+            found.setdefault(target.name, []).append(_reached(study, target, values[target.cell]))
+    return [
+        f"Tables in which our row is {name}: {reached.count(True)} of {len(reached)}"
+        + (f", {reached.count(None)} of which are not whole yet." if None in reached else ".")
+        for name, reached in found.items()
+        if len(reached) > 1
+    ]
 
 
 def variant(experiment: Any, attention: str, **options: Any) -> Any:

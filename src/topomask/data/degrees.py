@@ -1,0 +1,42 @@
+"""Degrees of nodes as their input, for graphs whose nodes have nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, get_args
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from topomask.graph import Graph
+
+DegreeInput = Literal["none", "one-hot", "log"]
+MAX_DEGREE = 128
+
+
+def degree_features(graphs: Sequence[Graph], kind: DegreeInput, max_degree: int = MAX_DEGREE) -> Tensor:
+    """The degrees of the nodes of all graphs, [N, columns].
+
+    Args:
+        graphs: The graphs.
+        kind: ``"one-hot"`` up to ``max_degree``; ``"log"`` for log(1 + degree); or ``"none"``, without columns.
+        max_degree: Degrees from here on share a column.
+
+    Example:
+        >>> import topomask as tm
+        >>> degree_features([tm.path_graph(3)], "one-hot", max_degree=1).tolist()
+        [[0.0, 1.0], [0.0, 1.0], [0.0, 1.0]]
+    """
+    if kind not in get_args(DegreeInput):
+        raise ValueError(f"`degree` must be one of {get_args(DegreeInput)}, but is {kind!r}.")
+    if max_degree < 1:
+        raise ValueError(f"`max_degree` must be at least 1, but is {max_degree}.")
+    degrees = np.concatenate([np.diff(graph.indptr) for graph in graphs]).astype(np.int64)
+    if kind == "none":
+        return torch.empty(len(degrees), 0)
+    if kind == "log":
+        return torch.from_numpy(np.log1p(degrees)[:, None]).float()
+    capped = torch.from_numpy(degrees).clamp(max=max_degree)
+    return F.one_hot(capped, int(capped.max()) + 1).float()

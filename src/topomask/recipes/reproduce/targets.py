@@ -1,0 +1,58 @@
+"""Values that are known beforehand: which of them a row reaches."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Target:
+    """That the mean of a cell reaches a known value.
+
+    Args:
+        cell: Name of the cell.
+        value: The value, as printed, with its standard deviation where one is published: "78.6 ± 3.4".
+        source: What value it is; targets of several tables with the same source are counted together.
+        within_deviation: Whether one of its standard deviations below it is enough.
+    """
+
+    cell: str
+    value: str
+    source: str
+    within_deviation: bool = False
+
+    def __post_init__(self) -> None:
+        known = published(self.value)
+        if known is None or (self.within_deviation and known[1] is None):
+            raise ValueError(f"`value` must be a number, as in '78.6 ± 3.4' or '96.2', but is {self.value!r}.")
+
+    @property
+    def least(self) -> float:
+        """The least mean that reaches it."""
+        mean, deviation = published(self.value) or (math.nan, None)
+        return mean - (deviation or 0.0) if self.within_deviation else mean
+
+    @property
+    def name(self) -> str:
+        """What is to be reached."""
+        return ("within one standard deviation of, or above, " if self.within_deviation else "at least ") + self.source
+
+    def reached(self, values: Collection[float], count: int) -> bool | None:
+        """Whether the mean of these values reaches it; None as long as there are fewer than ``count``."""
+        return None if len(values) < count else sum(values) / len(values) >= self.least
+
+
+def published(value: str) -> tuple[float, float | None] | None:
+    """The mean and the standard deviation of a value as printed; None where it is not one number.
+
+    Example:
+        >>> published("78.6 ± 3.4"), published("81.5"), published("OOM"), published("0.741, 0.699")
+        ((78.6, 3.4), (81.5, None), None, None)
+    """
+    mean, _, deviation = value.partition(" ± ")
+    try:
+        return float(mean), float(deviation) if deviation else None
+    except ValueError:
+        return None
