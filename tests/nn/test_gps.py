@@ -97,10 +97,7 @@ def test_walks_are_sampled_once_for_edges_that_come_again(sampled):
     first, second = data(tm.grid_graph(3, 4)), data(tm.cycle_graph(5))
     layers = [layer(walk_mask()).eval() for _ in range(2)]
     sampled.clear()
-    outs = []
-    for _ in range(3):
-        for given in (first, second):
-            outs.append([each(given.x, given.edge_index) for each in layers])
+    outs = [[each(given.x, given.edge_index) for each in layers] for given in [first, second] * 3]
     # Once per layer and graph; layers share the graph.
     assert len(sampled) == 4
     assert len(set(sampled)) == 2

@@ -22,8 +22,9 @@ class MaskViews:
     """Binds masks to graphs that come again, epoch after epoch, and does what it can only once.
 
     Walks are sampled once per graph and recipe, and kept as long as the graph is: the walks of a batch are those of its
-    graphs, joined, which is bit-equal to sampling them on the batch. Masks of the same recipe, in several layers, say,
-    or in sums of masks, share them. The views of the graph that was asked for last are kept too, so that one large graph is bound once.
+    graphs, joined, which is bit-equal to sampling them on the batch. Masks of the same recipe share them: those of
+    several layers, say, or parts of sums of masks. The views of the graph that was asked for last are kept too, so that
+    one large graph is bound once; they have the parameters that their masks have when they are asked for.
 
     Example:
         >>> import topomask as tm

@@ -120,8 +120,8 @@ class GraphNetwork(nn.Module):
         edge_index, weights = _edges_of(graph, tokens.device)
         if weights is not None and self.layer not in _WEIGHTED:
             raise ValueError(
-                f"`graph` has weights, which layer {self.layer!r} has no use for. Take one of {_WEIGHTED}, or build the "
-                "graph without weights."
+                f"`graph` has weights, which layer {self.layer!r} has no use for. Take one of {_WEIGHTED}, or build "
+                "the graph without weights."
             )
         tokens = self.network(tokens, edge_index, **({} if weights is None else {"edge_weight": weights}))
         if self.head is None:
@@ -196,7 +196,9 @@ class GraphNetworkConfig:
 def _check_sgc(norm: str, dropout: float, readout: str) -> None:
     """A ValueError for what would go between layers, where there is one."""
     if norm != "none":
-        raise ValueError(f"`norm` is {norm!r}, but layer 'sgc' is one linear layer, with no place for it. Leave it out.")
+        raise ValueError(
+            f"`norm` is {norm!r}, but layer 'sgc' is one linear layer, with no place for it. Leave it out."
+        )
     if dropout and readout == "node":
         raise ValueError(
             f"`dropout` is {dropout}, but layer 'sgc' is one linear layer, with no place for it. Leave it out, or take "

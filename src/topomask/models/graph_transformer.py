@@ -99,7 +99,9 @@ class GraphTransformer(nn.Module):
         }
         masks = layer_masks(mask, depth, num_heads, mask_options)
         if masks[0] is None:
-            _check_no_attention(kind, feature_map=feature_map, normalizer=normalizer, attention_dropout=attention_dropout)
+            _check_no_attention(
+                kind, feature_map=feature_map, normalizer=normalizer, attention_dropout=attention_dropout
+            )
         self.in_features, self.input_dropout = in_features, input_dropout
         self.embedding = nn.Linear(in_features, dim)
         self.blocks = nn.ModuleList(
@@ -238,10 +240,10 @@ class GraphTransformerConfig:
                 mask; ``"mlp"``, without attention and without the graph.
             **changes: Fields to set. Of ``mask_options``, those that are given replace those of the preset.
 
-        The kernel of ``"gkat"`` is that of the authors: how often 50 independent walks of 3 steps visit a node, whatever
-        the step (f = 1, not learnt), with unit diagonal, one kernel for all heads and layers. What differs from their
-        network: every block is a norm, attention, and a perceptron, each beside a residual, where theirs is attention
-        alone, whose heads are concatenated, and an ELU.
+        The kernel of ``"gkat"`` is that of the authors: how often 50 independent walks of 3 steps visit a node,
+        whatever the step (f = 1, not learnt), with unit diagonal, one kernel for all heads and layers. What differs
+        from their network: a block is a norm, attention and a perceptron, each branch beside a residual; theirs is
+        attention alone, whose heads are concatenated, and an ELU.
 
         Example:
             >>> GraphTransformerConfig.preset("gkat", depth=2).kind

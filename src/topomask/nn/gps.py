@@ -123,11 +123,10 @@ class MaskedGPSConv(_GPSConv):  # type: ignore[misc]
         out = out + self.mlp(out)
         return out if self.norm3 is None else self.norm3(out, **normed)
 
-
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         # Views are of masks as they were, on the device they were on.
         self._views.clear()
-        return super()._apply(fn, recurse)  # type: ignore[no-any-return]
+        return super()._apply(fn, recurse)
 
 
 class _Batch:
