@@ -161,6 +161,11 @@ def power_series_directed() -> tm.Mask:
 
 
 @enrol
+def power_series_batch() -> tm.Mask:
+    return tm.PowerSeriesMask(ragged_batch(), random_f(2, 3))
+
+
+@enrol
 def power_series_signed() -> tm.Mask:
     return tm.PowerSeriesMask(signed_graph(), random_f(1, 3), normalization="none")
 
@@ -170,6 +175,13 @@ def power_series_edge_weights() -> tm.Mask:
     graph = ragged_graph()
     weights = torch.nn.Parameter(graph.to_edge_index()[1] * 1.5)
     return tm.PowerSeriesMask(graph, random_f(1, 3), edge_weights=weights)
+
+
+@enrol
+def power_series_batch_edge_weights() -> tm.Mask:
+    graph = ragged_batch()
+    weights = torch.nn.Parameter(graph.to_edge_index()[1] * 1.5)
+    return tm.PowerSeriesMask(graph, random_f(2, 3), edge_weights=weights)
 
 
 @enrol

@@ -103,3 +103,26 @@ def test_a_series_without_negative_numbers_is_its_own_magnitude():
     with torch.no_grad():
         mask.coefficients[1] = -0.5
     assert mask.magnitude() is not mask
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_blocks_of_a_batch_are_found_at_once(monkeypatch, kept):
+    """Softmax attention on many small graphs forms no matrix of all pairs of nodes."""
+    monkeypatch.setattr(power_series, "_MAX_KEPT_POWERS", 1 << 22 if kept else 0)
+    graphs = [tm.cycle_graph(3 + k % 5) for k in range(40)]
+    mask = tm.PowerSeriesMask(tm.Graph.batch(graphs), torch.tensor([[1.0, -0.5, 0.3], [0.2, 0.4, -0.1]]))
+    monkeypatch.setattr(tm.PowerSeriesMask, "to_dense", None)
+    q = torch.randn(2, mask.num_queries, 4, requires_grad=True)
+    out = tm.masked_softmax_attention(q, q, q, mask)
+    monkeypatch.undo()
+    assert mask.num_pairs_bound == 2 * sum(graph.num_nodes**2 for graph in graphs)
+    dense = tm.masked_softmax_attention(q, q, q, mask, strategy="dense")
+    torch.testing.assert_close(out, dense, rtol=1e-4, atol=1e-5)
+    compiled = torch.compile(lambda q: tm.masked_softmax_attention(q, q, q, mask), fullgraph=True, backend="aot_eager")
+    found = [torch.autograd.grad(x.square().sum(), [q, mask.coefficients]) for x in (out, dense, compiled(q))]
+    for others in found[1:]:
+        for ours, theirs in zip(found[0], others, strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+    # One large graph, or one among small ones, stays dense.
+    assert mask.on(tm.cycle_graph(9)).num_pairs_bound is None
+    assert mask.on(tm.Graph.batch([tm.path_graph(5000), *graphs])).num_pairs_bound is None

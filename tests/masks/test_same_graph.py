@@ -3,6 +3,7 @@ import torch
 
 import topomask as tm
 from registry import ragged_batch, ragged_graph
+from topomask.masks import same_graph
 
 
 @pytest.mark.parametrize("kind", ["linear", "softmax"])
@@ -37,3 +38,32 @@ def test_moves_to_other_graphs_and_one_large_graph_forms_no_pairs():
     assert mask._pairs is None
     with pytest.raises(ValueError, match="Only dense attention with 1,073,741,824 weights would do"):
         tm.masked_softmax_attention(q, q, q, mask)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16])
+@pytest.mark.parametrize("sizes", [[1, 1], [7, 1, 100, 2], [64, 65, 3], [200, 5, 5, 5]])
+def test_linear_attention_of_a_batch_goes_graph_by_graph(sizes, dtype):
+    """Through tiles, which some graphs fill, overflow or leave empty."""
+    torch.manual_seed(0)
+    mask = tm.SameGraphMask(tm.Graph.batch([tm.path_graph(size) for size in sizes]))
+    phi_q, phi_k, v = (torch.rand(2, 3, sum(sizes), width, dtype=dtype, requires_grad=True) for width in (4, 4, 5))
+    parts = zip(*(x.split(sizes, dim=-2) for x in (phi_q, phi_k, v)), strict=True)
+    expected = torch.cat([(q.double() @ (k.mT.double() @ v.double())) for q, k, v in parts], dim=-2)
+    found = mask.attend(phi_q, phi_k, v)
+    assert found.dtype == dtype
+    if dtype == torch.float16:
+        torch.testing.assert_close(found.double(), expected, rtol=2e-3, atol=1e-2)
+        return
+    weights = torch.randn_like(expected)
+    ours, theirs = (torch.autograd.grad(out, [phi_q, phi_k, v], weights) for out in (found, expected))
+    for one, other in zip((found, *ours), (expected, *theirs), strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_what_is_summed_per_graph_never_takes_much_memory(monkeypatch):
+    mask = tm.SameGraphMask(ragged_batch())
+    q = torch.randn(2, mask.num_queries, 4)
+    expected = tm.masked_attention(q, q, q, mask, strategy="features")
+    monkeypatch.setattr(same_graph, "ELEMENTS_PER_CHUNK", 1)
+    monkeypatch.setattr(same_graph._Tiles, "cut", None)
+    torch.testing.assert_close(tm.masked_attention(q, q, q, mask, strategy="features"), expected)

@@ -1,4 +1,5 @@
 import copy
+import dataclasses
 import gc
 import pickle
 import weakref
@@ -14,6 +15,9 @@ from topomask.models import GraphMaskOptions, GraphTransformer, GraphTransformer
 from topomask.models.graph_masks import GRAPH_MASKS
 from topomask.models.graph_transformer import PRESETS
 from topomask.nn import SparseRows
+
+# Without attention there is one kind.
+KINDS = [(mask, kind) for mask in GRAPH_MASKS for kind in ("linear", "softmax") if (mask, kind) != ("none", "softmax")]
 
 # One node, no edges, two components, a hub.
 GRAPHS = [
@@ -37,8 +41,7 @@ def features(graph: tm.Graph, seed: int = 0) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("readout", ["node", "mean", "sum", "attention"])
-@pytest.mark.parametrize("kind", ["linear", "softmax"])
-@pytest.mark.parametrize("mask", GRAPH_MASKS)
+@pytest.mark.parametrize(("mask", "kind"), KINDS)
 def test_a_batch_equals_one_by_one(mask, kind, readout):
     model = make(mask=mask, kind=kind, readout=readout, local="gcn" if readout == "sum" else "none").eval()
     inputs = [features(graph, number) for number, graph in enumerate(GRAPHS)]
@@ -70,7 +73,76 @@ def test_every_preset_learns(name):
         losses.append(float(loss.detach()))
     # A guess has 0.69.
     assert min(losses) < 0.4
-    assert all(p.grad is not None for name, p in model.named_parameters() if "modulation" in name or "log_time" in name)
+    of_masks = [p for name, p in model.named_parameters() if "modulation" in name or "log_time" in name]
+    assert all((p.grad is not None) == (name != "gkat") for p in of_masks)
+
+
+def test_gkat_has_the_kernel_of_its_authors():
+    """Independent walks, counted alike at every step for good, and one kernel for all heads."""
+    config = GraphTransformerConfig.preset("gkat", in_features=3, num_classes=2, dim=8, num_heads=2)
+    model = config.build().double()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    graph = tm.cycle_graph(5)
+    model(features(graph), graph).square().sum().backward()
+    optimizer.step()
+    for block in model.blocks:
+        mask = block.attention.mask
+        assert isinstance(mask, tm.VisitMask)
+        assert (mask.recipe.num_walks, mask.recipe.max_length, mask.recipe.coupling) == (50, 3, "iid")
+        assert mask.recipe.shared_walks
+        assert torch.equal(mask.f(), torch.ones(1, 4).double())
+        kernel = mask.on(graph).to_dense()
+        assert kernel.shape == (1, 5, 5)
+        torch.testing.assert_close(kernel.diagonal(dim1=1, dim2=2), torch.ones(1, 5).double())
+    assert model.blocks[0].attention.mask.recipe == model.blocks[1].attention.mask.recipe
+
+
+@pytest.mark.parametrize("mask", ["walk", "visit", "diffusion", "power-series", "shortest-path"])
+def test_masks_may_rest_and_heads_may_share_them(mask):
+    model = make(mask=mask, num_heads=4, mask_options=GraphMaskOptions(learnable=False, shared_heads=True))
+    for block in model.blocks:
+        assert block.attention.mask.num_heads == 1
+        assert [p.requires_grad for p in block.attention.mask.parameters()] == [False]
+    model(features(GRAPHS[2]), GRAPHS[2]).sum().backward()
+    assert [p.requires_grad for p in make(mask=mask).blocks[0].attention.mask.parameters()] == [True]
+
+
+def test_options_are_added_to_those_of_a_preset():
+    own = PRESETS["gkat"]["mask_options"]
+    found = GraphTransformerConfig.preset("gkat", mask_options=GraphMaskOptions(seed=3, num_walks=7)).mask_options
+    assert found == dataclasses.replace(own, seed=3, num_walks=7)
+    assert GraphTransformerConfig.preset("gkat").mask_options == own
+    given = GraphMaskOptions(num_walks=3)
+    assert GraphTransformerConfig.preset("grf", mask_options=given).mask_options == given
+    # A preset's walks say nothing to another mask.
+    assert GraphTransformerConfig.preset("gkat", mask="all", in_features=3, num_classes=2).build()
+
+
+@pytest.mark.parametrize("local", ["none", "gcn", "sum"])
+@pytest.mark.parametrize(("mask", "kind"), KINDS)
+def test_looking_at_a_graph_first_does_not_stop_training_on_it(mask, kind, local):
+    model, graph = make(mask=mask, kind=kind, local=local), tm.Graph.batch(GRAPHS)
+    x = features(graph)
+    with torch.inference_mode():
+        expected = model(x, graph, GRAPHS).clone()
+    out = model(x, graph, GRAPHS)
+    out.square().sum().backward()
+    torch.testing.assert_close(out.detach(), expected, rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("mask", ["walk", "diffusion", "shortest-path"])
+def test_weights_that_are_replaced_count(mask):
+    model, other = make(mask=mask), make(mask=mask)
+    x, graph = features(GRAPHS[2]), GRAPHS[2]
+    before = model(x, graph)
+    values = {name: p.detach() + 0.3 for name, p in model.named_parameters()}
+    tried = torch.func.functional_call(model, values, (x, graph))
+    assert not torch.allclose(tried, before)
+    assert torch.equal(model(x, graph), before)
+    other.load_state_dict(model.state_dict() | values)
+    torch.testing.assert_close(other(x, graph), tried)
+    model.load_state_dict(model.state_dict() | values, assign=True)
+    torch.testing.assert_close(model(x, graph), tried)
 
 
 def test_what_only_the_graph_tells_is_seen_with_a_mask_and_not_without():
@@ -111,8 +183,7 @@ def test_walks_are_sampled_once_per_graph_whatever_the_epochs_and_layers(monkeyp
     assert len(sampled) == 3
 
 
-@pytest.mark.parametrize("kind", ["linear", "softmax"])
-@pytest.mark.parametrize("mask", GRAPH_MASKS)
+@pytest.mark.parametrize(("mask", "kind"), KINDS)
 def test_a_batch_is_forgotten_after_the_next(mask, kind):
     # What is kept of a batch must not keep the batch: runs see thousands.
     model = make(mask=mask, kind=kind, local="gcn").float()
@@ -188,6 +259,12 @@ def test_directed_graphs_and_norms():
         ({"readout": "max"}, "`readout` must be one of"),
         ({"dropout": 1.0}, r"`dropout` must lie in \[0, 1\)"),
         ({"depth": 0}, "`depth` must be at least 1"),
+        ({"mask": "none", "kind": "bogus"}, "`kind` must be one of"),
+        ({"mask": "none", "kind": "softmax"}, "`kind` is 'softmax', but with mask='none' there is no attention"),
+        ({"mask": "none", "attention_dropout": 0.5}, "`attention_dropout` is 0.5, but with mask='none'"),
+        ({"mask": "none", "normalizer": "zzz"}, "`normalizer` is 'zzz', but with mask='none'"),
+        ({"mask": "none", "feature_map": "relu"}, "`feature_map` is 'relu', but with mask='none'"),
+        ({"mask": "all", "mask_options": GraphMaskOptions(learnable=False)}, "`learnable` says nothing to the mask"),
     ],
 )
 def test_bad_arguments_are_named(options, message):

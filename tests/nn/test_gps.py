@@ -1,4 +1,6 @@
+import gc
 import sys
+import weakref
 
 import pytest
 import torch
@@ -7,6 +9,7 @@ from torch_geometric.nn import GCNConv, GPSConv
 
 import topomask as tm
 from registry import ragged_graph
+from topomask.masks.bound_walks import WalkRecipe
 
 
 def data(graph: tm.Graph, width: int = 8) -> Data:
@@ -79,6 +82,81 @@ def test_gradients_reach_the_mask_and_weights_can_be_drawn_anew():
     changed = {name for name, value in given.named_parameters() if not torch.equal(value, before[name])}
     assert {"conv.lin.weight", "attn.query.weight", "attn.out.weight", "mlp.0.weight"} <= changed
     assert not any(name.startswith("attn.mask") for name in changed)
+
+
+@pytest.fixture
+def sampled(monkeypatch):
+    """The graphs that walks are sampled on."""
+    found, sample = [], WalkRecipe.sample
+    monkeypatch.setattr(WalkRecipe, "sample", lambda self, graph: found.append(graph) or sample(self, graph))
+    return found
+
+
+def test_walks_are_sampled_once_for_edges_that_come_again(sampled):
+    torch.manual_seed(0)
+    first, second = data(tm.grid_graph(3, 4)), data(tm.cycle_graph(5))
+    layers = [layer(walk_mask()).eval() for _ in range(2)]
+    sampled.clear()
+    outs = [[each(given.x, given.edge_index) for each in layers] for given in [first, second] * 3]
+    # Once per layer and graph; layers share the graph.
+    assert len(sampled) == 4
+    assert len(set(sampled)) == 2
+    for k in (2, 4):
+        assert torch.equal(outs[k][0], outs[0][0])
+        assert torch.equal(outs[k + 1][0], outs[1][0])
+    fresh = layers[0].attn.mask.on(sampled[0]).to_dense()
+    assert torch.equal(layers[0]._views.on(layers[0].attn.mask, sampled[0]).to_dense(), fresh)
+
+
+def test_edges_that_change_make_another_graph():
+    torch.manual_seed(0)
+    given, other = data(tm.grid_graph(3, 4)), data(tm.grid_graph(4, 3))
+    attending = layer(walk_mask()).eval()
+    attending(given.x, given.edge_index)
+    expected = layer(walk_mask()).eval()(given.x, other.edge_index)
+    # Written to where PyTorch does not see it.
+    given.edge_index.numpy()[:] = other.edge_index.numpy()
+    assert torch.equal(attending(given.x, given.edge_index), expected)
+    batch = torch.tensor([0] * 6 + [1] * 6)
+    with pytest.raises(ValueError, match="joins two graphs of the batch"):
+        attending(given.x, given.edge_index, batch)
+    with torch.inference_mode():
+        attending(given.x, given.edge_index)
+    attending.double()(given.x.double(), given.edge_index).sum().backward()
+
+
+def test_a_graph_goes_with_its_edges():
+    given = data(tm.cycle_graph(5))
+    attending = layer(walk_mask())
+    attending(given.x, given.edge_index)
+    gone = weakref.ref(attending._views._last)
+    del given
+    other = data(tm.cycle_graph(4))
+    attending(other.x, other.edge_index)
+    gc.collect()
+    assert gone() is None
+
+
+def test_weights_of_edges_reach_the_mask():
+    torch.manual_seed(0)
+    given = data(tm.cycle_graph(6))
+    weights = torch.tensor([0.1, 1.0, 3.0, 0.2, 2.0, 0.5])
+    source, target = given.edge_index
+    edge_weight = weights[source] * weights[target]
+    mask = tm.PowerSeriesMask(tm.path_graph(1), torch.tensor([1.0, 0.5]))
+    attending = tm.nn.MaskedGPSConv(8, None, mask, heads=2).eval()
+    plain, found = attending(given.x, given.edge_index), attending(given.x, given.edge_index, edge_weight=edge_weight)
+    assert not torch.allclose(plain, found, atol=1e-3)
+    graph = tm.Graph.from_pyg(Data(edge_index=given.edge_index, num_nodes=6, edge_weight=edge_weight))
+    torch.testing.assert_close(attending(given.x, given.edge_index, graph=graph), found)
+    with pytest.raises(ValueError, match="`edge_weight` asks for a gradient, which a mask cannot give"):
+        layer(walk_mask())(given.x, given.edge_index, edge_weight=edge_weight.clone().requires_grad_())
+
+
+def test_options_that_would_be_thrown_away_are_refused():
+    with pytest.raises(ValueError, match=r"`attn_type` is none of the options .*Attention is set by `mask`, `kind`"):
+        layer(walk_mask(), attn_type="performer")
+    assert layer(walk_mask(), norm=None, act="elu").norm1 is None
 
 
 def test_nodes_out_of_order_are_refused():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, get_args
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -13,20 +13,16 @@ from torch import Tensor, nn
 
 from topomask.graph import Graph
 from topomask.masks.base import Entries
+from topomask.masks.graph_blocks import GraphBlocks
 from topomask.masks.graph_mask import GraphMask
 from topomask.masks.graph_operator import Operator, make_operator, walk_graph
 from topomask.masks.walk import WalkMask
 from topomask.modulation import positive_per_head
-from topomask.ops import segments
-from topomask.ops.blocks import block_pattern
 from topomask.ops.diffusion import count_terms, diffuse
 from topomask.ops.sparse_product import Pattern
 
 # Truncation error where a product is taken to be exact.
 _EXACT = torch.finfo(torch.float64).eps
-
-# Numbers that are formed at a time to find the blocks of a batch of graphs: 256 MB.
-_MAX_BLOCK_ENTRIES = 1 << 25
 
 
 class DiffusionMask(GraphMask):
@@ -100,8 +96,7 @@ class DiffusionMask(GraphMask):
             )
         super()._bind(graph)
         self._operator = make_operator(graph, self.operator)
-        self._sizes = np.bincount(graph.graph_index, minlength=graph.num_graphs).tolist()
-        self._kept_blocks: _Blocks | None = None
+        self._blocks = GraphBlocks.of(graph, self.num_heads)
 
     def time(self) -> Tensor:
         r"""The diffusion time :math:`\lambda`, [H]."""
@@ -164,13 +159,11 @@ class DiffusionMask(GraphMask):
     @property
     def num_pairs_bound(self) -> int | None:
         """Pairs of nodes of the same graph, where there are many small graphs; else M is taken for dense."""
-        if self.num_graphs == 1 or self.num_heads * self.num_keys * max(self._sizes) > _MAX_BLOCK_ENTRIES:
-            return None
-        return self.num_heads * sum(size**2 for size in self._sizes)
+        return self._blocks.num_entries
 
     def pattern(self) -> Pattern:
         """The blocks of the graphs of a batch, per head."""
-        return super().pattern() if self.num_pairs_bound is None else _constant_blocks(self).pattern
+        return super().pattern() if self.num_pairs_bound is None else self._blocks.pattern(self.structure)
 
     def entries(self) -> Entries:
         """The blocks of the graphs of a batch. All are found at once, by as many products as the largest has nodes."""
@@ -182,10 +175,7 @@ class DiffusionMask(GraphMask):
         return Entries(self.pattern(), values, values if magnitude is self else magnitude._block_values())
 
     def _block_values(self) -> Tensor:
-        _, places, where = _constant_blocks(self)
-        # Graphs do not mix, so one column may ask each of them for one of its nodes.
-        found = self._exact(nn.functional.one_hot(places, max(self._sizes)).double())  # [H, N, largest]
-        return found.flatten(1).index_select(1, where).flatten()
+        return self._blocks.read(self._exact(self._blocks.columns(self.structure)), self.structure)
 
     def product_noise(self, x: Tensor) -> Tensor:
         """The error of a product, [..., H, N, C], measured: see :meth:`Mask.product_noise`.
@@ -303,37 +293,16 @@ class DiffusionMask(GraphMask):
         if self._is_frozen():
             return 0
         # A multiply-add of a product takes a twentieth of what an entry takes that is formed of walks.
-        return self.product_cost * (1 if self.num_pairs_bound is None else max(1, max(self._sizes) // 20))
+        return self.product_cost * (1 if self.num_pairs_bound is None else max(1, self._blocks.largest // 20))
 
     def _move(self, device: torch.device, dtype: torch.dtype) -> None:
         super()._move(device, dtype)
         self._operator = self._operator.to(device)
-        self._kept_blocks = None
+        self._blocks = self._blocks.to(device)
 
     def extra_repr(self) -> str:
         """Shown when the module is printed."""
         return f"{super().extra_repr()}, operator={self.operator!r}"
-
-
-class _Blocks(NamedTuple):
-    """The blocks of a batch of graphs."""
-
-    pattern: Pattern  # per head, [H * N, H * N]
-    places: Tensor  # place of every node in its graph, [N]
-    where: Tensor  # where the entries of one head are in [N, nodes of the largest graph], flat
-
-
-@torch.compiler.assume_constant_result
-def _constant_blocks(mask: DiffusionMask) -> _Blocks:
-    """Made once. The graph is frozen, so the compiler need not look into how they come about."""
-    if mask._kept_blocks is None:
-        with torch.inference_mode(False):
-            sizes = torch.tensor(mask._sizes, device=mask._probe.device)
-            places = segments.ranges(torch.zeros_like(sizes), sizes)
-            starts = torch.arange(len(places), device=places.device) * max(mask._sizes)
-            where = segments.ranges(starts, sizes.repeat_interleave(sizes))
-            mask._kept_blocks = _Blocks(block_pattern(sizes.repeat(mask.num_heads)), places, where)
-    return mask._kept_blocks
 
 
 @torch.compiler.assume_constant_result

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from topomask.graph import Graph, Normalization
-from topomask.masks.base import sparse_multiply
+from topomask.masks.base import Entries, sparse_multiply
+from topomask.masks.graph_blocks import GraphBlocks
 from topomask.masks.graph_mask import GraphMask
 from topomask.ops import segments
-from topomask.ops.sparse_product import make_pattern
+from topomask.ops.sparse_product import Pattern, make_pattern
 
 # Powers of W are kept as dense matrices up to this many numbers, 16 MB.
 _MAX_KEPT_POWERS = 1 << 22
@@ -23,7 +24,8 @@ class PowerSeriesMask(GraphMask):
 
     .. math:: M = \sum_{k=0}^{K} \alpha_k W^k
 
-    A product takes O(K E) by Horner's rule and nothing of size N x N.
+    A product takes O(K E) by Horner's rule and nothing of size N x N. Attention over pairs goes over those of the same
+    graph: :math:`\sum_g n_g^2` of them on a batch of graphs, whose entries of the powers of W are found once.
 
     Args:
         graph: The graph.
@@ -87,7 +89,8 @@ class PowerSeriesMask(GraphMask):
             self._pattern = make_pattern(tensors.row_ptr, tensors.columns, graph.num_nodes)
         self._adjacency = torch.from_numpy(adjacency.data)
         self._has_negative_weights = bool((adjacency.data < 0).any())
-        self._powers: dict[tuple[torch.dtype, bool], Tensor] = {}
+        self._blocks = GraphBlocks.of(graph, self.num_heads)
+        self._powers: dict[tuple[torch.dtype, bool, bool], Tensor] = {}
 
     def on(self, graph: Graph, features: Any = None) -> Self:
         """The same coefficients on another graph."""
@@ -146,25 +149,55 @@ class PowerSeriesMask(GraphMask):
     def to_dense(self) -> Tensor:
         """M, [H, N, N]."""
         dtype = torch.promote_types(self.coefficients.dtype, torch.float32)
-        if self._keeps_powers():
-            return torch.einsum("hk,kij->hij", self._alpha().to(dtype), self._dense_powers(dtype))
+        if self._keeps_powers(self.num_keys**2):
+            return torch.einsum("hk,kij->hij", self._alpha().to(dtype), self._kept_powers(dtype, blocks=False))
         eye = torch.eye(self.num_keys, dtype=dtype, device=self.coefficients.device)
         return self.matmul(eye.expand(self.num_heads, -1, -1))
 
-    def _keeps_powers(self) -> bool:
-        """Whether the graph is small and its weights at rest, so that learning coefficients takes no products."""
-        size = self.coefficients.shape[-1] * self.num_keys**2
+    @property
+    def num_pairs_bound(self) -> int | None:
+        """Pairs of nodes of the same graph, where there are many small graphs; else M is taken for dense."""
+        return self._blocks.num_entries
+
+    def pattern(self) -> Pattern:
+        """The blocks of the graphs of a batch, per head."""
+        return super().pattern() if self.num_pairs_bound is None else self._blocks.pattern(self.structure)
+
+    def entries(self) -> Entries:
+        """The blocks of the graphs of a batch."""
+        return super().entries() if self.num_pairs_bound is None else self._keep("entries", self._entries)
+
+    def _entries(self) -> Entries:
+        values, magnitude = self._block_values(), self.magnitude()
+        return Entries(self.pattern(), values, values if magnitude is self else magnitude._block_values())
+
+    def _block_values(self) -> Tensor:
+        """The entries of all blocks, [H * P]."""
+        dtype = torch.promote_types(self.coefficients.dtype, torch.float32)
+        if self._keeps_powers(self._blocks.num_pairs):
+            return (self._alpha().to(dtype) @ self._kept_powers(dtype, blocks=True)).flatten()
+        columns = self._blocks.columns(self.structure).to(dtype).expand(self.num_heads, -1, -1)
+        return self._blocks.read(self.matmul(columns), self.structure)
+
+    def _keeps_powers(self, num_entries: int) -> bool:
+        """Whether powers are small and weights at rest, so that learning coefficients takes no products."""
+        size = self.coefficients.shape[-1] * num_entries
         return self.edge_weights is None and size <= _MAX_KEPT_POWERS and not torch.compiler.is_compiling()
 
-    def _dense_powers(self, dtype: torch.dtype) -> Tensor:
-        """The powers of W, or of its absolute entries for a magnitude, [K + 1, N, N]."""
-        key = dtype, self._is_magnitude and self._has_negative_weights
+    def _kept_powers(self, dtype: torch.dtype, blocks: bool) -> Tensor:
+        """The powers of W, or of its absolute entries for a magnitude, [K + 1, N, N]; of its blocks, [K + 1, P]."""
+        key = dtype, self._is_magnitude and self._has_negative_weights, blocks
         if key not in self._powers:
             with torch.inference_mode(False), torch.no_grad():
                 values = self.adjacency_values().double()
-                powers = [torch.eye(self.num_keys, dtype=torch.float64, device=values.device)]
+                if blocks:
+                    powers = [self._blocks.columns(self.structure)]
+                else:
+                    powers = [torch.eye(self.num_keys, dtype=torch.float64, device=values.device)]
                 for _ in range(self.coefficients.shape[-1] - 1):
                     powers.append(sparse_multiply(self._pattern, values, powers[-1], 1))
+                if blocks:
+                    powers = [self._blocks.read(power[None], self.structure) for power in powers]
                 self._powers[key] = torch.stack(powers).to(dtype)
         return self._powers[key]
 
@@ -192,18 +225,26 @@ class PowerSeriesMask(GraphMask):
     @property
     def dense_cost(self) -> int:
         """Powers that are kept are added up; otherwise there is a product with every column."""
-        if self._keeps_powers():
+        if self._keeps_powers(self.num_keys**2):
             return self.coefficients.numel() * self.num_keys**2
         return self.product_cost * self.num_keys
 
     @property
     def refresh_cost(self) -> int:
-        """That of a product: a dense matrix is formed by products."""
-        return 0 if self._is_frozen() else self.product_cost
+        """That of a product, since a dense matrix is formed by products; that of all products that form blocks."""
+        if self._is_frozen():
+            return 0
+        if self.num_pairs_bound is None:
+            return self.product_cost
+        # Both take a twentieth of what an entry takes that is formed of walks.
+        if self._keeps_powers(self._blocks.num_pairs):
+            return max(1, self.coefficients.numel() * self._blocks.num_pairs // 20)
+        return self.product_cost * max(1, self._blocks.largest // 20)
 
     def _move(self, device: torch.device, dtype: torch.dtype) -> None:
         super()._move(device, dtype)
         self._pattern = self._pattern.to(device)
         # Kept in double precision: a product takes it in its own.
         self._adjacency = self._adjacency.to(device)
+        self._blocks = self._blocks.to(device)
         self._powers = {}

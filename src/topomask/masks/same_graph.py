@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from topomask.graph import Graph
-from topomask.masks.base import Entries
+from topomask.masks.base import ELEMENTS_PER_CHUNK, Entries
 from topomask.masks.graph_mask import GraphMask
 from topomask.ops.blocks import block_pattern
 from topomask.ops.sparse_product import Pattern
@@ -45,6 +47,7 @@ class SameGraphMask(GraphMask):
         sizes = np.bincount(graph.graph_index, minlength=graph.num_graphs).astype(np.int64)
         self._num_pairs = int((sizes**2).sum())
         self._sizes = torch.from_numpy(sizes)
+        self._tiles = None if self._groups is None else _Tiles.of(sizes)
         # Formed at first use: one large graph has too many.
         self._pairs: Pattern | None = None
 
@@ -65,13 +68,23 @@ class SameGraphMask(GraphMask):
         return self.matmul(x)
 
     def attend(self, phi_q: Tensor, phi_k: Tensor, v: Tensor) -> Tensor:
-        """Plain linear attention where there is one graph."""
-        return super().attend(phi_q, phi_k, v) if self._groups is not None else phi_q @ (phi_k.mT @ v)
+        """Plain linear attention within every graph: the sums of a graph are those of its tiles."""
+        tiles, batch = self._tiles, phi_q.shape[:-2]
+        if tiles is None:
+            return phi_q @ (phi_k.mT @ v)
+        if batch.numel() * len(tiles.group) * phi_q.shape[-1] * v.shape[-1] > ELEMENTS_PER_CHUNK:
+            return super().attend(phi_q, phi_k, v)
+        dtype = torch.promote_types(v.dtype, torch.float32)
+        queries, keys, values = (tiles.cut(x.to(dtype)) for x in (phi_q, phi_k, v))
+        sums = keys.mT @ values  # [..., tiles, M, D]
+        zeros = sums.new_zeros(*sums.shape[:-3], self.num_graphs, *sums.shape[-2:])
+        of_graph = zeros.index_add(-3, tiles.group, sums).index_select(-3, tiles.group)
+        return (queries @ of_graph).flatten(-3, -2).index_select(-2, tiles.place).to(v.dtype)
 
     @property
     def rank(self) -> int | None:
-        """1 for one graph, which is attended to without a mask."""
-        return 1 if self._groups is None else None
+        """1: every graph is attended to without a mask."""
+        return 1
 
     def to_dense(self) -> Tensor:
         """M, [1, N, N]."""
@@ -117,7 +130,36 @@ class SameGraphMask(GraphMask):
     def _move(self, device: torch.device, dtype: torch.dtype) -> None:
         super()._move(device, dtype)
         self._sizes = self._sizes.to(device)
+        self._tiles = None if self._tiles is None else self._tiles.to(device)
         self._pairs = None if self._pairs is None else self._pairs.to(device)
+
+
+class _Tiles(NamedTuple):
+    """The nodes of every graph cut into tiles of one height, the last of which is filled up with nothing."""
+
+    height: int
+    place: Tensor  # where every node stands among the rows of all tiles, [N]
+    group: Tensor  # the graph of every tile
+
+    @classmethod
+    def of(cls, sizes: np.ndarray) -> _Tiles:
+        """Tiles about as high as graphs are large: few are cut, and little is filled up."""
+        height = min(max(math.ceil(sizes.mean()), 4), 64)
+        counts = -(-sizes // height)
+        # What the tiles before a graph hold beyond the nodes before it.
+        gaps = (np.cumsum(counts) - counts) * height - (np.cumsum(sizes) - sizes)
+        place = np.arange(sizes.sum()) + np.repeat(gaps, sizes)
+        return cls(height, torch.from_numpy(place), torch.from_numpy(np.repeat(np.arange(len(sizes)), counts)))
+
+    def cut(self, x: Tensor) -> Tensor:
+        """Rows of nodes [..., N, C] in tiles, [..., tiles, height, C]."""
+        count = len(self.group)
+        zeros = x.new_zeros(*x.shape[:-2], count * self.height, x.shape[-1])
+        return zeros.index_copy(-2, self.place, x).unflatten(-2, (count, self.height))
+
+    def to(self, device: torch.device) -> _Tiles:
+        """The same on another device."""
+        return _Tiles(self.height, self.place.to(device), self.group.to(device))
 
 
 @torch.compiler.assume_constant_result

@@ -6,10 +6,15 @@ from collections.abc import Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import numpy as np
+import torch
+from torch import nn
+
 from topomask.graph import Graph
 from topomask.masks.base import Mask
 from topomask.masks.bound_walks import BoundWalks, Features, WalkRecipe
 from topomask.masks.feature_mask import FeatureMask
+from topomask.masks.sum import SumMask
 from topomask.walks import WalkFeatures
 
 
@@ -17,8 +22,9 @@ class MaskViews:
     """Binds masks to graphs that come again, epoch after epoch, and does what it can only once.
 
     Walks are sampled once per graph and recipe, and kept as long as the graph is: the walks of a batch are those of its
-    graphs, joined, which is bit-equal to sampling them on the batch. Masks of the same recipe, in several layers, say,
-    share them. The views of the graph that was asked for last are kept too, so that one large graph is bound once.
+    graphs, joined, which is bit-equal to sampling them on the batch. Masks of the same recipe share them: those of
+    several layers, say, or parts of sums of masks. The views of the graph that was asked for last are kept too, so that
+    one large graph is bound once; they have the parameters that their masks have when they are asked for.
 
     Example:
         >>> import topomask as tm
@@ -39,7 +45,7 @@ class MaskViews:
 
     def _forget_last(self, graph: Graph | None = None) -> None:
         # A view holds its graph, so it must not be kept by that graph.
-        self._last, self._views = graph, dict[tuple[int, WalkRecipe | None], Mask]()
+        self._last, self._views = graph, dict[tuple[int, Any], Mask]()
         self._bound = dict[WalkRecipe, BoundWalks]()
 
     def on(self, mask: Mask, graph: Graph, parts: Sequence[Graph] | None = None) -> Mask:
@@ -48,39 +54,39 @@ class MaskViews:
         Args:
             mask: The mask; it must live as long as this object, or until :meth:`clear`.
             graph: The graph, or a batch.
-            parts: The graphs that it is a batch of, where these come again in other batches.
+            parts: The graphs that it is a batch of, in their order, where these come again in other batches.
         """
         if graph is not self._last:
             self._forget_last(graph)
-        recipe = mask.recipe if isinstance(mask, FeatureMask) else None
-        key = (id(mask), recipe)
+        key = id(mask), _recipes(mask)
         if key not in self._views:
-            self._views[key] = mask.on(graph) if recipe is None else self._on_walks(mask, recipe, graph, parts)
+            # Kept for training too, whatever mode asks for it first.
+            with torch.inference_mode(False), torch.no_grad():
+                view = self._views[key] = mask.on(graph, self._features(mask, graph, parts))
+            for part in view.modules():
+                if isinstance(part, FeatureMask):
+                    self._bound[part.recipe] = part._walks
+        _relink(self._views[key], mask)
         return self._views[key]
 
-    def _on_walks(self, mask: Mask, recipe: WalkRecipe, graph: Graph, parts: Sequence[Graph] | None) -> Mask:
-        if recipe in self._bound:
-            return mask.on(graph, self._bound[recipe])
-        view = mask.on(graph, self.walks(recipe, graph, parts))
-        assert isinstance(view, FeatureMask)
-        self._bound[recipe] = view._walks
-        return view
+    def _features(self, mask: Mask, graph: Graph, parts: Sequence[Graph] | None) -> Any:
+        """The walks that ``mask.on(graph, ...)`` takes; None for a mask that does not walk."""
+        if isinstance(mask, FeatureMask):
+            return self._bound.get(mask.recipe) or self.walks(mask.recipe, graph, parts)
+        if isinstance(mask, SumMask):
+            found = [self._features(part, graph, parts) for part in mask._parts()]
+            return None if all(own is None for own in found) else found
+        return None
 
     def walks(self, recipe: WalkRecipe, graph: Graph, parts: Sequence[Graph] | None = None) -> Features:
         """Walks on a graph, sampled once; on a batch of parts, once for every part."""
         kept = self._walks.setdefault(graph, {})
         if recipe not in kept:
-            alone = parts is None or len(parts) == 1
-            kept[recipe] = recipe.sample(graph) if alone else self._joined(recipe, graph, parts or ())
+            kept[recipe] = recipe.sample(graph) if parts is None else self._joined(recipe, graph, parts)
         return kept[recipe]
 
     def _joined(self, recipe: WalkRecipe, graph: Graph, parts: Sequence[Graph]) -> Features:
-        num_nodes = sum(part.num_nodes for part in parts)
-        if num_nodes != graph.num_nodes:
-            raise ValueError(
-                f"`parts` must be the graphs of the batch, but have {num_nodes} nodes where it has "
-                f"{graph.num_nodes}. Pass what Graph.batch was called with."
-            )
+        _check_parts(graph, parts)
         # By identity, which is how graphs are told apart: one may come twice.
         new = list({part: None for part in parts if recipe not in self._walks.get(part, ())})
         if new:
@@ -114,3 +120,48 @@ def _sides(walks: Features) -> tuple[WalkFeatures, ...]:
 
 def _features(sides: list[WalkFeatures]) -> Features:
     return sides[0] if len(sides) == 1 else (sides[0], sides[1])
+
+
+def _recipes(mask: Mask) -> Any:
+    """How a mask walks, or the parts of a sum; None for a mask that does not."""
+    if isinstance(mask, FeatureMask):
+        return mask.recipe
+    return tuple(map(_recipes, mask._parts())) if isinstance(mask, SumMask) else None
+
+
+def _relink(view: nn.Module, mask: nn.Module) -> None:
+    """Give a view the parameters that its mask has now: some ways to load or to try weights replace them."""
+    view._parameters.update(mask._parameters)
+    view._buffers.update(mask._buffers)
+    for name, part in mask._modules.items():
+        own = view._modules[name]
+        if own is not part and own is not None and part is not None:
+            _relink(own, part)
+
+
+def _check_parts(graph: Graph, parts: Sequence[Graph]) -> None:
+    """A ValueError unless the graph is a batch of these parts, with the number of the first part that differs."""
+    num_nodes = sum(part.num_nodes for part in parts)
+    if num_nodes != graph.num_nodes:
+        raise ValueError(
+            f"`parts` must be the graphs of the batch, but have {num_nodes} nodes where it has {graph.num_nodes}. "
+            "Pass what Graph.batch was called with."
+        )
+    node = _first_difference(graph, Graph.batch(parts))
+    if node < num_nodes:
+        first = int(np.searchsorted(np.cumsum([part.num_nodes for part in parts]), node, side="right"))
+        raise ValueError(
+            f"`parts` must be the graphs of the batch in their order, but number {first}, {parts[first]}, is not what "
+            "the batch has there. Pass what Graph.batch was called with."
+        )
+
+
+def _first_difference(first: Graph, second: Graph) -> int:
+    """The first node of two graphs of one size that has another place, or other edges; their number if none has."""
+    places = (first.graph_index != second.graph_index) | (first.ids != second.ids)
+    rows = places | (np.diff(first.indptr) != np.diff(second.indptr))
+    node = int(rows.argmax()) if rows.any() else first.num_nodes
+    # Up to there, entries stand in the same rows.
+    count = first.indptr[node]
+    entries = (first.indices[:count] != second.indices[:count]) | (first.weights[:count] != second.weights[:count])
+    return int(np.searchsorted(first.indptr, entries.argmax(), side="right")) - 1 if entries.any() else node

@@ -20,13 +20,22 @@ from topomask.nn.readout import Readout
 from topomask.nn.sparse_rows import apply_linear, drop_features
 
 Layer = Literal["gcn", "gat", "sgc", "gin"]
-# Edges as PyG has them; they go when the graph goes.
-_KEPT: WeakKeyDictionary[Graph, tuple[Tensor, Tensor]] = WeakKeyDictionary()
-_NORMS = {"none": None, "batch": "BatchNorm", "layer": "LayerNorm"}
+# Edges as PyG has them, with weights where they are not all 1; they go when the graph goes.
+_KEPT: WeakKeyDictionary[Graph, tuple[Tensor, Tensor | None]] = WeakKeyDictionary()
+_WEIGHTED = ("gcn", "sgc")
+# By default PyG's LayerNorm runs over all nodes, those of other graphs too.
+_NORMS: dict[str, dict[str, Any]] = {
+    "none": {"norm": None},
+    "batch": {"norm": "BatchNorm"},
+    "layer": {"norm": "LayerNorm", "norm_kwargs": {"mode": "node"}},
+}
 
 
 class GraphNetwork(nn.Module):
     """GCN, GAT, SGC or GIN of PyG, as published: for nodes, the last layer gives the classes.
+
+    ``"gcn"`` and ``"sgc"`` take weights of edges; ``"gat"`` and ``"gin"`` have no use for them, and refuse a graph that
+    has any. On a directed graph a node hears the nodes that its edges lead to, as in all of this library.
 
     Args:
         in_features: Features of a node.
@@ -36,8 +45,9 @@ class GraphNetwork(nn.Module):
         depth: Layers, or hops.
         num_heads: Heads of ``"gat"``.
         readout: ``"node"``, ``"mean"``, ``"sum"`` or ``"attention"``; see :class:`topomask.nn.GraphReadout`.
-        norm: ``"none"``, ``"batch"`` or ``"layer"``, between layers.
-        dropout: Probability to drop a number between layers; for ``"gat"``, also an edge.
+        norm: ``"none"``, ``"batch"`` or ``"layer"``, between layers; ``"none"`` for ``"sgc"``, which has one layer.
+        dropout: Probability to drop a number between layers, and of what is read out of a graph; for ``"gat"``, also an
+            edge, unless it is residual. 0 for ``"sgc"`` that classifies nodes, which has one layer.
         input_dropout: Probability to drop an input feature.
         encoder: Put a linear layer in front, for sparse features with many columns. Without it these are made dense.
         residual: A linear layer in front, and every layer with a norm before and a perceptron behind it, beside a
@@ -78,10 +88,17 @@ class GraphNetwork(nn.Module):
             raise ValueError(f"`norm` must be one of {tuple(_NORMS)}, but is {norm!r}.")
         if depth < 1:
             raise ValueError(f"`depth` must be at least 1, but is {depth}.")
+        for name, p in (("dropout", dropout), ("input_dropout", input_dropout)):
+            if not 0 <= p < 1:
+                raise ValueError(f"`{name}` must lie in [0, 1), but is {p}.")
         if residual and (layer not in ("gcn", "gat") or norm != "layer"):
             raise ValueError(
                 f"`residual` is for layers 'gcn' and 'gat' with norm 'layer', but these are {layer!r} and {norm!r}."
             )
+        if residual and layer == "gat" and dim % num_heads:
+            raise ValueError(f"`dim` must be a multiple of `num_heads`={num_heads}, but is {dim}.")
+        if layer == "sgc":
+            _check_sgc(norm, dropout, readout)
         self.in_features, self.layer, self.dropout, self.input_dropout = in_features, layer, dropout, input_dropout
         self.encoder = nn.Linear(in_features, dim) if encoder or residual else None
         width = dim if encoder else in_features
@@ -89,7 +106,7 @@ class GraphNetwork(nn.Module):
         if residual:
             self.network: nn.Module = _ResidualNetwork(layer, dim, depth, out, dropout, num_heads)
         else:
-            self.network = _network(layer, width, dim, depth, out, dropout, _NORMS[norm], num_heads)
+            self.network = _network(layer, width, dim, depth, out, dropout, norm, num_heads)
         self.readout = GraphReadout(readout, dim)
         self.head = None if readout == "node" else nn.Linear(dim, num_classes)
 
@@ -101,8 +118,12 @@ class GraphNetwork(nn.Module):
             x = F.relu(apply_linear(self.encoder, x))
         tokens = x.to_dense() if isinstance(x, SparseRows) else x
         edge_index, weights = _edges_of(graph, tokens.device)
-        weighted = {"edge_weight": weights} if self.layer in ("gcn", "sgc") and (graph.weights != 1).any() else {}
-        tokens = self.network(tokens, edge_index, **weighted)
+        if weights is not None and self.layer not in _WEIGHTED:
+            raise ValueError(
+                f"`graph` has weights, which layer {self.layer!r} has no use for. Take one of {_WEIGHTED}, or build "
+                "the graph without weights."
+            )
+        tokens = self.network(tokens, edge_index, **({} if weights is None else {"edge_weight": weights}))
         if self.head is None:
             return tokens
         return self.head(F.dropout(self.readout(tokens, graph), self.dropout, self.training))
@@ -114,8 +135,6 @@ class _ResidualNetwork(nn.Module):
     def __init__(self, layer: Layer, dim: int, depth: int, out: int | None, dropout: float, num_heads: int) -> None:
         super().__init__()
         pyg = need("torch_geometric.nn", "PyG", "pyg", f"The baseline {layer!r}")
-        if dim % num_heads:
-            raise ValueError(f"`dim` must be a multiple of `num_heads`={num_heads}, but is {dim}.")
         self.norms = nn.ModuleList(nn.LayerNorm(dim) for _ in range(depth))
         self.layers = nn.ModuleList(
             pyg.GCNConv(dim, dim) if layer == "gcn" else pyg.GATConv(dim, dim // num_heads, num_heads)
@@ -174,6 +193,19 @@ class GraphNetworkConfig:
         return GraphNetwork(**given)
 
 
+def _check_sgc(norm: str, dropout: float, readout: str) -> None:
+    """A ValueError for what would go between layers, where there is one."""
+    if norm != "none":
+        raise ValueError(
+            f"`norm` is {norm!r}, but layer 'sgc' is one linear layer, with no place for it. Leave it out."
+        )
+    if dropout and readout == "node":
+        raise ValueError(
+            f"`dropout` is {dropout}, but layer 'sgc' is one linear layer, with no place for it. Leave it out, or take "
+            "`input_dropout`."
+        )
+
+
 def _network(
     layer: Layer,
     width: int,
@@ -181,13 +213,13 @@ def _network(
     depth: int,
     out: int | None,
     dropout: float,
-    norm: str | None,
+    norm: str,
     num_heads: int,
 ) -> nn.Module:
     pyg = need("torch_geometric.nn", "PyG", "pyg", f"The baseline {layer!r}")
     if layer == "sgc":
         return pyg.SGConv(width, dim if out is None else out, K=depth)
-    common: dict[str, Any] = {"out_channels": out, "dropout": dropout, "norm": norm}
+    common: dict[str, Any] = {"out_channels": out, "dropout": dropout, **_NORMS[norm]}
     if out is None:
         # An activation after the last layer too; GIN looks at all layers, as published.
         common["jk"] = "cat" if layer == "gin" else "last"
@@ -199,9 +231,13 @@ def _network(
     return pyg.GAT(width, dim, depth, **common, heads=num_heads, act="elu")
 
 
-def _edges_of(graph: Graph, device: torch.device) -> tuple[Tensor, Tensor]:
+def _edges_of(graph: Graph, device: torch.device) -> tuple[Tensor, Tensor | None]:
     if graph not in _KEPT:
-        edge_index, weights = graph.to_edge_index()
-        _KEPT[graph] = edge_index, weights.float()
+        # Kept for training too, whatever mode asks for them first.
+        with torch.inference_mode(False):
+            edge_index, values = graph.to_edge_index()
+            # PyG sends messages along edges; here a node hears the nodes that its edges lead to.
+            edge_index = edge_index.flip(0) if graph.directed else edge_index
+            _KEPT[graph] = edge_index, values.float() if bool((values != 1).any()) else None
     edge_index, weights = _KEPT[graph]
-    return edge_index.to(device), weights.to(device)
+    return edge_index.to(device), None if weights is None else weights.to(device)

@@ -5,16 +5,17 @@ name                mask                                                        
 =================== ================================================================================ ================
 ``"walk"``          a learnt power series of the adjacency matrix, estimated by walks                O(N)
 ``"visit"``         how much walks from two nodes overlap: the random-walk kernel of GKAT             O(N), few hubs
-``"diffusion"``     the heat kernel: the diffusion kernel of GKAT                                    O(N^2)
-``"power-series"``  a learnt power series of the adjacency matrix                                    O(N^2)
+``"diffusion"``     the heat kernel: the diffusion kernel of GKAT                                    sum of n^2
+``"power-series"``  a learnt power series of the adjacency matrix                                    sum of n^2
 ``"neighbor"``      edges and self-loops                                                             O(E)
-``"shortest-path"`` a learnt weight per number of hops                                               O(N^2)
-``"all"``           all nodes of the same graph: no mask, to compare with                            O(N^2)
+``"shortest-path"`` a learnt weight per number of hops                                               sum of n^2
+``"all"``           all nodes of the same graph: no mask, to compare with                            sum of n^2
 ``"none"``          nothing: without attention; and without a local branch, without the graph        none
 =================== ================================================================================ ================
 
-Linear attention takes O(N) with ``"walk"``, ``"visit"``, ``"neighbor"`` and ``"all"``, and O(K E) with
-``"diffusion"`` and ``"power-series"``; softmax attention goes over pairs.
+N is the number of nodes of all graphs of a batch, n that of one graph: pairs of two graphs are never formed. Linear
+attention takes O(N) with ``"walk"``, ``"visit"``, ``"neighbor"`` and ``"all"``, and O(K E) with ``"diffusion"`` and
+``"power-series"``; softmax attention goes over pairs.
 """
 
 from __future__ import annotations
@@ -56,6 +57,8 @@ class GraphMaskOptions:
         seed: Seed of the walks. Default: drawn from torch's generator.
         own_walks: Whether every layer has walks of its own. Default: false; layers share them, each with an f of its
             own, which is a multiple faster.
+        learnable: Whether the mask is learnt: f, time, coefficients or weights. Default: true.
+        shared_heads: Whether all heads share one mask. Default: false; each has walks and parameters of its own.
     """
 
     num_walks: int | None = None
@@ -69,11 +72,17 @@ class GraphMaskOptions:
     time: float | None = None
     seed: int | None = None
     own_walks: bool | None = None
+    learnable: bool | None = None
+    shared_heads: bool | None = None
 
     def given(self) -> dict[str, Any]:
         """The fields that are not None."""
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         return {name: value for name, value in fields.items() if value is not None}
+
+    def updated(self, other: GraphMaskOptions) -> GraphMaskOptions:
+        """These, but for the fields that are given in others."""
+        return dataclasses.replace(self, **other.given())
 
     def obeyed_by(self, mask: str) -> GraphMaskOptions:
         """Those of the options that a mask obeys: to compare masks with the same options."""
@@ -117,12 +126,13 @@ def layer_masks(
     if make is None:
         return [None] * depth
     given = options.given()
-    own_walks = given.pop("own_walks", False)
+    own_walks, learnable = given.pop("own_walks", False), given.pop("learnable", True)
+    num_heads = 1 if given.pop("shared_heads", False) else num_heads
     if "seed" in takes:
         given.setdefault("seed", draw_seed())
     steps = range(depth) if own_walks else [0] * depth
     seeds = [{"seed": given["seed"] + step} if "seed" in given else {} for step in steps]
-    return [make(placeholder, num_heads, **(given | seed)) for seed in seeds]
+    return [make(placeholder, num_heads, **(given | seed)).requires_grad_(learnable) for seed in seeds]
 
 
 def check_mask(name: str, options: GraphMaskOptions | None = None) -> None:
@@ -167,15 +177,17 @@ def _all(graph: Graph, num_heads: int) -> Mask:  # noqa: ARG001
     return masks.SameGraphMask(graph)
 
 
-_WALKS = frozenset({"num_walks", "max_length", "halt_prob", "coupling", "seed", "own_walks"})
+# Those of all masks that have parameters.
+_LEARNT = frozenset({"learnable", "shared_heads"})
+_WALKS = _LEARNT | {"num_walks", "max_length", "halt_prob", "coupling", "seed", "own_walks"}
 
 GRAPH_MASKS: dict[str, NamedGraphMask] = {
     "walk": NamedGraphMask(_walk, _WALKS | {"symmetric", "normalization"}, "a power series of W, estimated by walks"),
     "visit": NamedGraphMask(_visit, _WALKS | {"unit_diagonal"}, "overlap of walks, the random-walk kernel of GKAT"),
-    "diffusion": NamedGraphMask(_diffusion, frozenset({"operator", "time"}), "the diffusion kernel of GKAT"),
-    "power-series": NamedGraphMask(_power_series, frozenset({"max_length", "normalization"}), "a power series of W"),
+    "diffusion": NamedGraphMask(_diffusion, _LEARNT | {"operator", "time"}, "the diffusion kernel of GKAT"),
+    "power-series": NamedGraphMask(_power_series, _LEARNT | {"max_length", "normalization"}, "a power series of W"),
     "neighbor": NamedGraphMask(_neighbor, frozenset(), "edges and self-loops"),
-    "shortest-path": NamedGraphMask(_shortest_path, frozenset({"max_length"}), "a weight per number of hops"),
+    "shortest-path": NamedGraphMask(_shortest_path, _LEARNT | {"max_length"}, "a weight per number of hops"),
     "all": NamedGraphMask(_all, frozenset(), "no mask: all nodes of the same graph"),
     "none": NamedGraphMask(None, frozenset(), "no attention"),
 }

@@ -15,7 +15,7 @@ from topomask.masks.base import Mask, Normalizer
 from topomask.masks.views import MaskViews
 from topomask.models.graph_masks import GraphMaskOptions, MaskFactory, layer_masks
 from topomask.nn import MLP, GraphConvolution, GraphReadout, MaskedAttention, SparseRows
-from topomask.nn.attention import Kind
+from topomask.nn.attention import Kind, checked_feature_map
 from topomask.nn.readout import Readout
 from topomask.nn.sparse_rows import apply_linear, drop_features
 
@@ -35,11 +35,12 @@ class GraphTransformer(nn.Module):
         num_classes: Classes.
         dim: Width of the tokens.
         depth: Blocks.
-        num_heads: Heads.
+        num_heads: Heads of attention.
         mlp_ratio: Width of the perceptrons, in terms of ``dim``.
         mask: A name of :mod:`topomask.models.graph_masks`; a function that makes the mask of a layer, given a graph and
             the number of heads; or a mask that can be moved to a graph by ``mask.on(graph)``, shared by all layers.
-        kind: ``"linear"`` or ``"softmax"`` attention.
+        kind: ``"linear"`` or ``"softmax"`` attention. This, ``attention_dropout``, ``feature_map`` and ``normalizer``
+            are refused with mask ``"none"``, which is no attention.
         mask_options: What the name of the mask does not say: walks, seed.
         local: A sum over neighbours beside attention: ``"none"``, ``"gcn"`` or ``"sum"``, see
             :class:`topomask.nn.GraphConvolution`.
@@ -96,6 +97,11 @@ class GraphTransformer(nn.Module):
             "normalizer": normalizer,
             "dropout": attention_dropout,
         }
+        masks = layer_masks(mask, depth, num_heads, mask_options)
+        if masks[0] is None:
+            _check_no_attention(
+                kind, feature_map=feature_map, normalizer=normalizer, attention_dropout=attention_dropout
+            )
         self.in_features, self.input_dropout = in_features, input_dropout
         self.embedding = nn.Linear(in_features, dim)
         self.blocks = nn.ModuleList(
@@ -106,7 +112,7 @@ class GraphTransformer(nn.Module):
                 norms,
                 dropout,
             )
-            for layer_mask in layer_masks(mask, depth, num_heads, mask_options)
+            for layer_mask in masks
         )
         self.norm = norms()
         self.readout = GraphReadout(readout, dim)
@@ -229,10 +235,15 @@ class GraphTransformerConfig:
 
         Args:
             name: ``"grf"``, linear attention masked by graph random features; ``"grf-softmax"``, softmax attention with
-                the same; ``"gkat"``, softmax attention masked by the random-walk kernel, with the walks of the authors'
-                code (50 of 3 steps, kernel with unit diagonal); ``"gkat-diffusion"``, by the diffusion kernel;
-                ``"linear"`` and ``"softmax"``, without a mask; ``"mlp"``, without attention and without the graph.
-            **changes: Fields to set.
+                the same; ``"gkat"``, softmax attention masked by the random-walk kernel, and ``"gkat-diffusion"``, by
+                the diffusion kernel with a time that is learnt per head; ``"linear"`` and ``"softmax"``, without a
+                mask; ``"mlp"``, without attention and without the graph.
+            **changes: Fields to set. Of ``mask_options``, those that are given replace those of the preset.
+
+        The kernel of ``"gkat"`` is that of the authors: how often 50 independent walks of 3 steps visit a node,
+        whatever the step (f = 1, not learnt), with unit diagonal, one kernel for all heads and layers. What differs
+        from their network: a block is a norm, attention and a perceptron, each branch beside a residual; theirs is
+        attention alone, whose heads are concatenated, and an ELU.
 
         Example:
             >>> GraphTransformerConfig.preset("gkat", depth=2).kind
@@ -240,7 +251,13 @@ class GraphTransformerConfig:
         """
         if name not in PRESETS:
             raise ValueError(f"`name` must be one of {tuple(PRESETS)}, but is {name!r}.")
-        return cls(**(PRESETS[name] | changes))
+        fields = PRESETS[name] | changes
+        own = PRESETS[name].get("mask_options")
+        if own is not None:
+            # Another mask has no use for walks, say.
+            own = own.obeyed_by(fields["mask"])
+            fields["mask_options"] = own.updated(changes.get("mask_options") or GraphMaskOptions())
+        return cls(**fields)
 
     def build(self) -> GraphTransformer:
         """The model."""
@@ -254,7 +271,13 @@ class GraphTransformerConfig:
 PRESETS: dict[str, dict[str, Any]] = {
     "grf": {"mask": "walk", "kind": "linear"},
     "grf-softmax": {"mask": "walk", "kind": "softmax"},
-    "gkat": {"mask": "visit", "kind": "softmax", "mask_options": GraphMaskOptions(num_walks=50, max_length=3)},
+    "gkat": {
+        "mask": "visit",
+        "kind": "softmax",
+        "mask_options": GraphMaskOptions(
+            num_walks=50, max_length=3, coupling="iid", learnable=False, shared_heads=True
+        ),
+    },
     "gkat-diffusion": {"mask": "diffusion", "kind": "softmax"},
     "linear": {"mask": "all", "kind": "linear"},
     "softmax": {"mask": "all", "kind": "softmax"},
@@ -287,3 +310,12 @@ def _check_sizes(**sizes: int) -> None:
     for name, size in sizes.items():
         if size < 1:
             raise ValueError(f"`{name}` must be at least 1, but is {size}.")
+
+
+def _check_no_attention(kind: str, **options: Any) -> None:
+    """A ValueError for what says nothing to a model without attention."""
+    checked_feature_map(kind, None)
+    options |= {"kind": None if kind == "linear" else kind}
+    for name, value in options.items():
+        if value:
+            raise ValueError(f"`{name}` is {value!r}, but with mask='none' there is no attention. Leave it out.")

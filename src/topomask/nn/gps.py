@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from topomask.extras import need
 from topomask.graph import Graph
 from topomask.masks import Mask
+from topomask.masks.views import MaskViews
 from topomask.nn.masked_attention import MaskedAttention
 
 _GPSConv: Any = need("torch_geometric.nn", "PyG", "pyg", "MaskedGPSConv").GPSConv
 _reset = need("torch_geometric.nn.inits", "PyG", "pyg", "MaskedGPSConv").reset
+_OPTIONS = ("act", "act_kwargs", "norm", "norm_kwargs")
 
 
 class MaskedGPSConv(_GPSConv):  # type: ignore[misc]
@@ -24,7 +28,8 @@ class MaskedGPSConv(_GPSConv):  # type: ignore[misc]
         y = \mathrm{norm}(h + \mathrm{MLP}(h))
 
     ``GPSConv`` hands the graph to its local layer alone, and leaves out an attention whose class it does not know. Here
-    attention gets a mask on the graph, on the nodes of a batch as they are: nothing is padded.
+    attention gets a mask on the graph, on the nodes of a batch as they are: nothing is padded. The graph and its walks
+    are kept as long as the tensor of its edges is, and made anew when what stands in it changes.
 
     Args:
         channels: Width of the tokens.
@@ -61,9 +66,16 @@ class MaskedGPSConv(_GPSConv):  # type: ignore[misc]
         attn_kwargs: dict[str, Any] | None = None,
         **options: Any,
     ) -> None:
+        for name in options:
+            if name not in _OPTIONS:
+                raise ValueError(
+                    f"`{name}` is none of the options {_OPTIONS} of PyG's GPSConv that count here. Attention is set by "
+                    "`mask`, `kind` and `attn_kwargs`."
+                )
         super().__init__(channels, conv, heads, dropout, **options)
         self.attn = MaskedAttention(channels, heads, mask, kind=kind, **(attn_kwargs or {}))
         self.attn_type = f"masked {kind}"
+        self._views = MaskViews()
 
     def reset_parameters(self) -> None:
         """Draw all weights anew; the mask keeps its own."""
@@ -88,38 +100,79 @@ class MaskedGPSConv(_GPSConv):  # type: ignore[misc]
             x: Tokens, [N, C].
             edge_index: Edges, [2, E], both directions of each, for the local layer.
             batch: Which graph every node belongs to, [N], ascending. Default: one graph.
-            graph: The same as a graph. Default: made of ``edge_index`` and ``batch``; layers that share a graph should
-                be given it, so that it is made once.
-            features: Walks already sampled on ``graph`` by ``layer.attn.mask.sample(graph)``.
-            **kwargs: For the local layer.
+            graph: The same as a graph. Default: made of ``edge_index``, ``batch`` and ``edge_weight``, once for all
+                layers that are given the same tensors.
+            features: Walks already sampled on ``graph`` by ``layer.attn.mask.sample(graph)``. Default: sampled once
+                per graph.
+            **kwargs: For the local layer. Weights of edges, ``edge_weight``, reach the mask too, as numbers: where a
+                gradient is asked of them, ``graph`` must be given.
 
         Returns:
             Tokens, [N, C].
         """
-        graph = _graph(edge_index, batch, len(x)) if graph is None else graph
+        graph = _graph(edge_index, batch, kwargs.get("edge_weight"), len(x)) if graph is None else graph
         normed = {"batch": batch} if self.norm_with_batch else {}
         parts = []
         if self.conv is not None:
             local = x + F.dropout(self.conv(x, edge_index, **kwargs), self.dropout, self.training)
             parts.append(local if self.norm1 is None else self.norm1(local, **normed))
-        attended = x + F.dropout(self.attn(x, graph, features), self.dropout, self.training)
+        seen = self._views.on(self.attn.mask, graph) if features is None else self.attn.mask.on(graph, features)
+        attended = x + F.dropout(self.attn.attend(x, seen), self.dropout, self.training)
         parts.append(attended if self.norm2 is None else self.norm2(attended, **normed))
         out = torch.stack(parts).sum(dim=0)
         out = out + self.mlp(out)
         return out if self.norm3 is None else self.norm3(out, **normed)
 
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        # Views are of masks as they were, on the device they were on.
+        self._views.clear()
+        return super()._apply(fn, recurse)
+
 
 class _Batch:
     """What :meth:`Graph.from_pyg` looks at."""
 
-    def __init__(self, edge_index: Tensor, num_nodes: int, ptr: Tensor | None) -> None:
-        self.edge_index, self.num_nodes, self.ptr = edge_index, num_nodes, ptr
+    def __init__(self, edge_index: Tensor, num_nodes: int, ptr: Tensor | None, edge_weight: Tensor | None) -> None:
+        self.edge_index, self.num_nodes, self.ptr, self.edge_weight = edge_index, num_nodes, ptr, edge_weight
 
 
-def _graph(edge_index: Tensor, batch: Tensor | None, num_nodes: int) -> Graph:
+class _Made(NamedTuple):
+    """A graph, and copies of what it was made of."""
+
+    graph: Graph
+    num_nodes: int
+    tensors: list[Tensor | None]
+
+
+# By the tensor of edges, and gone with it. What stands in it may change, also behind PyTorch's back: it is compared.
+_KEPT: Any = WeakTensorKeyDictionary()
+
+
+def _graph(edge_index: Tensor, batch: Tensor | None, edge_weight: Tensor | None, num_nodes: int) -> Graph:
+    if edge_weight is not None and edge_weight.requires_grad:
+        raise ValueError(
+            "`edge_weight` asks for a gradient, which a mask cannot give. Pass `graph`, made of weights that are at "
+            "rest, or detach them."
+        )
+    tensors = [edge_index, batch, edge_weight]
+    made = _KEPT.get(edge_index)
+    if made is None or made.num_nodes != num_nodes or not all(map(_same, made.tensors, tensors)):
+        graph = _make_graph(edge_index, batch, edge_weight, num_nodes)
+        made = _Made(graph, num_nodes, [None if x is None else x.detach().clone() for x in tensors])
+        _KEPT[edge_index] = made
+    return made.graph
+
+
+def _same(first: Tensor | None, second: Tensor | None) -> bool:
+    if first is None or second is None:
+        return first is second
+    return first.dtype == second.dtype and first.device == second.device and torch.equal(first, second)
+
+
+def _make_graph(edge_index: Tensor, batch: Tensor | None, edge_weight: Tensor | None, num_nodes: int) -> Graph:
     ptr = None
     if batch is not None:
         if bool((batch.diff() < 0).any()):
             raise ValueError("`batch` must be ascending, as PyG's Batch has it. Sort the nodes by their graph.")
         ptr = F.pad(torch.bincount(batch).cumsum(0), (1, 0))
-    return Graph.from_pyg(_Batch(edge_index, num_nodes, ptr))
+    return Graph.from_pyg(_Batch(edge_index, num_nodes, ptr, edge_weight))

@@ -78,7 +78,9 @@ def neighbor_operator(graph: Graph, aggregation: Aggregation, device: torch.devi
     """The matrix of a sum over neighbours, made once per graph."""
     kept = _KEPT.setdefault(graph, {})
     if aggregation not in kept:
-        kept[aggregation] = _make(graph, aggregation)
+        # Kept for training too, whatever mode asks for it first.
+        with torch.inference_mode(False):
+            kept[aggregation] = _make(graph, aggregation)
     return kept[aggregation].to(device)
 
 
