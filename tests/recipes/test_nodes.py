@@ -7,6 +7,7 @@ from topomask.config import apply_overrides
 from topomask.recipes.nodes import NodeData, nodes, nodes_baseline
 from topomask.recipes.registry import load_run
 from topomask.recipes.reproduce.study import numbers_config
+from topomask.train.journal import read_metrics
 
 SMALL = ["model.depth=1", "model.dim=8", "model.num_heads=2", "train.epochs=30", "train.progress=false"]
 
@@ -27,6 +28,18 @@ def test_what_features_tell_is_learnt(tmp_path):
     fields = [*SMALL, "model.mask=none", "model.local=none", "model.dropout=0", "model.input_dropout=0"]
     experiment = replace(apply_overrides(nodes(), fields), data=NodeData("rings", root=tmp_path))
     assert experiment.measure(experiment.run(tmp_path / "run"))["accuracy"] == 1.0
+
+
+@pytest.mark.parametrize(("choose_by", "metric", "best"), [("metric", "accuracy", max), ("loss", "loss", min)])
+def test_weights_are_chosen_by_the_metric_or_the_loss(tmp_path, choose_by, metric, best):
+    write_nodes(tmp_path)
+    fields = [*SMALL, f"choose_by={choose_by}", "train.optim.lr=0.3"]
+    experiment = replace(apply_overrides(nodes(), fields), data=NodeData("rings", root=tmp_path))
+    result = experiment.run(tmp_path / "run")
+    seen = [line[metric] for line in read_metrics(result.folder / "metrics.jsonl") if line["event"] == "eval"]
+    assert result.best[metric] == pytest.approx(best(seen))
+    assert len(set(seen)) > 2
+    assert experiment.measure(result)[f"val_{metric}"] == pytest.approx(best(seen))
 
 
 def test_a_seed_is_a_split_where_there_are_several(tmp_path):

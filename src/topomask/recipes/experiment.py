@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Literal, Self
 
 from torch import nn
 
@@ -108,14 +108,32 @@ class Experiment(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class ValidatedExperiment(Experiment):
-    """An experiment whose weights are chosen on validation examples, and measured on test examples once."""
+    """An experiment whose weights are chosen on validation examples, and measured on test examples once.
+
+    Args:
+        choose_by: What of the validation examples the weights are chosen by: the metric, or the loss, which says more
+            where there are few.
+    """
 
     final_split: ClassVar[str | None] = "test"
+
+    choose_by: Literal["metric", "loss"] = "metric"
 
     @property
     def held_out(self) -> str:
         """The split that is evaluated on in training."""
         return "val"
+
+    def task(self) -> Task:
+        """The loss and its metrics."""
+        task = self._task()
+        if self.choose_by == "loss":
+            task.monitor, task.higher_is_better = "loss", False
+        return task
+
+    @abstractmethod
+    def _task(self) -> Task:
+        """The same, with weights chosen by the metric."""
 
     def fitted_to(self, found: GraphSet | NodeSet) -> Self:
         """The same with the number of features and classes taken from the data."""

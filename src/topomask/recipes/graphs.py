@@ -123,7 +123,7 @@ class GraphExperiment(ValidatedExperiment):
         """Batches of a split."""
         return GraphBatches(self.data.load(split), self.data.batch_size, seed=self.train.seed, shuffle=training)
 
-    def task(self) -> Task:
+    def _task(self) -> Task:
         """Cross entropy and accuracy."""
         return GraphClassification()
 
@@ -165,7 +165,7 @@ def graphs() -> GraphTransformerExperiment:
 
 
 def graphs_baseline() -> GraphNetworkExperiment:
-    """The same with a graph network of PyG: set model.layer to gcn, gat, sgc or gin."""
+    """The same with a graph network of PyG: set model.layer to gcn, gat, gin, or sgc with model.norm=none."""
     return GraphNetworkExperiment(
         recipe="graphs-baseline",
         data=GraphData("PROTEINS"),

@@ -81,7 +81,7 @@ class NodeExperiment(ValidatedExperiment):
         """The whole graph, with the nodes of a split."""
         return [self.data.load().batch(split, self.data.split)]
 
-    def task(self) -> Task:
+    def _task(self) -> Task:
         """Cross entropy, and the metric of the set."""
         return NodeClassification(self.data.load().metric)
 
@@ -124,7 +124,7 @@ def nodes() -> NodeTransformerExperiment:
 
 
 def nodes_baseline() -> NodeNetworkExperiment:
-    """The same with a graph network of PyG: set model.layer to gcn, gat or sgc."""
+    """The same with a graph network of PyG: set model.layer to gcn, gat, or sgc with model.dropout=0."""
     return NodeNetworkExperiment(
         recipe="nodes-baseline",
         data=NodeData("cora"),
