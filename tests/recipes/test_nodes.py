@@ -38,7 +38,7 @@ def test_weights_are_chosen_by_the_metric_or_the_loss(tmp_path, choose_by, metri
     result = experiment.run(tmp_path / "run")
     seen = [line[metric] for line in read_metrics(result.folder / "metrics.jsonl") if line["event"] == "eval"]
     assert result.best[metric] == pytest.approx(best(seen))
-    assert len(set(seen)) > 2
+    assert len(set(seen)) > 1
     assert experiment.measure(result)[f"val_{metric}"] == pytest.approx(best(seen))
 
 
