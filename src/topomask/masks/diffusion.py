@@ -12,20 +12,17 @@ from scipy.special import pdtrc
 from torch import Tensor, nn
 
 from topomask.graph import Graph
-from topomask.masks.base import Entries
-from topomask.masks.graph_blocks import GraphBlocks
-from topomask.masks.graph_mask import GraphMask
+from topomask.masks.block_mask import BlockMask
 from topomask.masks.graph_operator import Operator, make_operator, walk_graph
 from topomask.masks.walk import WalkMask
 from topomask.modulation import positive_per_head
 from topomask.ops.diffusion import count_terms, diffuse
-from topomask.ops.sparse_product import Pattern
 
 # Truncation error where a product is taken to be exact.
 _EXACT = torch.finfo(torch.float64).eps
 
 
-class DiffusionMask(GraphMask):
+class DiffusionMask(BlockMask):
     r"""The diffusion (heat) kernel of a graph, with a learnable time per head, by a Chebyshev series.
 
     .. math:: M = \exp(-\lambda T), \qquad T \in \{D - A,\; I - D^{-1/2} A D^{-1/2},\; -A\}
@@ -96,7 +93,6 @@ class DiffusionMask(GraphMask):
             )
         super()._bind(graph)
         self._operator = make_operator(graph, self.operator)
-        self._blocks = GraphBlocks.of(graph, self.num_heads)
 
     def time(self) -> Tensor:
         r"""The diffusion time :math:`\lambda`, [H]."""
@@ -155,24 +151,6 @@ class DiffusionMask(GraphMask):
         # Without those a nonnegative mask is nonnegative.
         dense = dense.masked_fill(dense.detach().abs() <= self._rounding(), 0.0)
         return dense.to(torch.promote_types(self.log_time.dtype, torch.float32))
-
-    @property
-    def num_pairs_bound(self) -> int | None:
-        """Pairs of nodes of the same graph, where there are many small graphs; else M is taken for dense."""
-        return self._blocks.num_entries
-
-    def pattern(self) -> Pattern:
-        """The blocks of the graphs of a batch, per head."""
-        return super().pattern() if self.num_pairs_bound is None else self._blocks.pattern(self.structure)
-
-    def entries(self) -> Entries:
-        """The blocks of the graphs of a batch. All are found at once, by as many products as the largest has nodes."""
-        return super().entries() if self.num_pairs_bound is None else self._keep("entries", self._entries)
-
-    def _entries(self) -> Entries:
-        values = self._block_values()
-        magnitude = self.magnitude()
-        return Entries(self.pattern(), values, values if magnitude is self else magnitude._block_values())
 
     def _block_values(self) -> Tensor:
         return self._blocks.read(self._exact(self._blocks.columns(self.structure)), self.structure)
@@ -298,7 +276,6 @@ class DiffusionMask(GraphMask):
     def _move(self, device: torch.device, dtype: torch.dtype) -> None:
         super()._move(device, dtype)
         self._operator = self._operator.to(device)
-        self._blocks = self._blocks.to(device)
 
     def extra_repr(self) -> str:
         """Shown when the module is printed."""

@@ -9,17 +9,16 @@ import torch
 from torch import Tensor, nn
 
 from topomask.graph import Graph, Normalization
-from topomask.masks.base import Entries, sparse_multiply
-from topomask.masks.graph_blocks import GraphBlocks
-from topomask.masks.graph_mask import GraphMask
+from topomask.masks.base import sparse_multiply
+from topomask.masks.block_mask import BlockMask
 from topomask.ops import segments
-from topomask.ops.sparse_product import Pattern, make_pattern
+from topomask.ops.sparse_product import make_pattern
 
 # Powers of W are kept as dense matrices up to this many numbers, 16 MB.
 _MAX_KEPT_POWERS = 1 << 22
 
 
-class PowerSeriesMask(GraphMask):
+class PowerSeriesMask(BlockMask):
     r"""An exact power series of the adjacency matrix, by repeated sparse products.
 
     .. math:: M = \sum_{k=0}^{K} \alpha_k W^k
@@ -89,7 +88,6 @@ class PowerSeriesMask(GraphMask):
             self._pattern = make_pattern(tensors.row_ptr, tensors.columns, graph.num_nodes)
         self._adjacency = torch.from_numpy(adjacency.data)
         self._has_negative_weights = bool((adjacency.data < 0).any())
-        self._blocks = GraphBlocks.of(graph, self.num_heads)
         self._powers: dict[tuple[torch.dtype, bool, bool], Tensor] = {}
 
     def on(self, graph: Graph, features: Any = None) -> Self:
@@ -153,23 +151,6 @@ class PowerSeriesMask(GraphMask):
             return torch.einsum("hk,kij->hij", self._alpha().to(dtype), self._kept_powers(dtype, blocks=False))
         eye = torch.eye(self.num_keys, dtype=dtype, device=self.coefficients.device)
         return self.matmul(eye.expand(self.num_heads, -1, -1))
-
-    @property
-    def num_pairs_bound(self) -> int | None:
-        """Pairs of nodes of the same graph, where there are many small graphs; else M is taken for dense."""
-        return self._blocks.num_entries
-
-    def pattern(self) -> Pattern:
-        """The blocks of the graphs of a batch, per head."""
-        return super().pattern() if self.num_pairs_bound is None else self._blocks.pattern(self.structure)
-
-    def entries(self) -> Entries:
-        """The blocks of the graphs of a batch."""
-        return super().entries() if self.num_pairs_bound is None else self._keep("entries", self._entries)
-
-    def _entries(self) -> Entries:
-        values, magnitude = self._block_values(), self.magnitude()
-        return Entries(self.pattern(), values, values if magnitude is self else magnitude._block_values())
 
     def _block_values(self) -> Tensor:
         """The entries of all blocks, [H * P]."""
@@ -246,5 +227,4 @@ class PowerSeriesMask(GraphMask):
         self._pattern = self._pattern.to(device)
         # Kept in double precision: a product takes it in its own.
         self._adjacency = self._adjacency.to(device)
-        self._blocks = self._blocks.to(device)
         self._powers = {}
