@@ -6,9 +6,11 @@ Everything is imported once, and every run is a fork, which starts at once. Prin
 import json
 import os
 import random
+import shutil
 import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -57,6 +59,15 @@ def fork_run(folder: Path, last_line: int = 0, seconds: float = 0.0) -> bool:
     return status == 0
 
 
+def kill_often(folder: Path, draw_end: Callable[[], dict]) -> int:
+    """Go on with a run that is killed, up to 6 times, until it comes to its end; the number of kills."""
+    for kills in range(6):
+        if fork_run(folder, **draw_end()):
+            return kills
+    assert fork_run(folder)
+    return 6
+
+
 def main(folder: Path, seed: int) -> None:
     torch.set_num_threads(1)
     # What the forks need is loaded once; but they cannot differentiate if this process has.
@@ -66,18 +77,14 @@ def main(folder: Path, seed: int) -> None:
     assert fork_run(folder / "whole")
     took = time.perf_counter() - start
     lines = int((folder / "whole" / "lines").read_text())
-    kills = []
-    for name in ("at lines", "at moments"):
-        done = False
-        kills.append(-1)
-        while not done:
-            kills[-1] += 1
-            # After some kills a run may come to its end.
-            last = 0 if kills[-1] == 6 else draw.randrange(1, lines // 2)
-            by_line = name == "at lines" or not last
-            seconds = 0.0 if by_line else draw.uniform(0, took / 2)
-            done = fork_run(folder / name, last if by_line else 0, seconds)
-    print(json.dumps(kills))
+    at_lines = kill_often(folder / "at lines", lambda: {"last_line": draw.randrange(1, lines // 2)})
+    at_moments = 0
+    while at_moments < 2:
+        # A machine that is faster now than it was for the whole run ends before it is killed: anew, with sooner kills.
+        shutil.rmtree(folder / "at moments", ignore_errors=True)
+        at_moments = kill_often(folder / "at moments", lambda: {"seconds": draw.uniform(0, took / 2)})
+        took /= 2
+    print(json.dumps([at_lines, at_moments]))
 
 
 if __name__ == "__main__":
