@@ -11,6 +11,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -68,6 +69,10 @@ def kill_often(folder: Path, draw_end: Callable[[], dict]) -> int:
     return 6
 
 
+def draw_seconds(draw: random.Random, longest: float) -> dict:
+    return {"seconds": draw.uniform(0, longest)}
+
+
 def main(folder: Path, seed: int) -> None:
     torch.set_num_threads(1)
     # What the forks need is loaded once; but they cannot differentiate if this process has.
@@ -78,12 +83,12 @@ def main(folder: Path, seed: int) -> None:
     took = time.perf_counter() - start
     lines = int((folder / "whole" / "lines").read_text())
     at_lines = kill_often(folder / "at lines", lambda: {"last_line": draw.randrange(1, lines // 2)})
-    at_moments = 0
+    at_moments, longest = 0, took
     while at_moments < 2:
         # A machine that is faster now than it was for the whole run ends before it is killed: anew, with sooner kills.
         shutil.rmtree(folder / "at moments", ignore_errors=True)
-        at_moments = kill_often(folder / "at moments", lambda: {"seconds": draw.uniform(0, took / 2)})
-        took /= 2
+        longest /= 2
+        at_moments = kill_often(folder / "at moments", partial(draw_seconds, draw, longest))
     print(json.dumps([at_lines, at_moments]))
 
 
