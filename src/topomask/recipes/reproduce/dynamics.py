@@ -50,7 +50,8 @@ def interlacer() -> Study:
             "The paper predicts video of a robot through a point cloud of 32,768 particles and plots the similarity of "
             "images. Here: a soft body of 4,096 particles that falls on a floor; weight decay 1e-3 and clipping at "
             "0.01 are the paper's. Mean distance of a particle from its place after six predicted frames, on "
-            "bodies that were not seen in training.",
+            "bodies that were not seen in training. Particles that kept their velocity would be off by 14.0 mm after "
+            "one frame and by 196 mm after six, particles that stayed where they are by 58.7 and 317 mm.",
         ),
         cells=cells,
         claims=(
