@@ -17,6 +17,7 @@ from scipy.sparse.linalg import expm_multiply
 
 import topomask as tm
 from registry import directed_graph, ragged_batch, ragged_graph, signed_graph, star_graph
+from topomask.masks import graph_blocks
 
 OPERATORS = ["laplacian", "normalized_laplacian", "negated_adjacency"]
 EXACT = {"rtol": 1e-11, "atol": 1e-11}
@@ -410,8 +411,10 @@ def test_walks_on_batches_and_signed_graphs():
     torch.testing.assert_close(empty.to_dense()[0], torch.eye(3))
 
 
-def test_blocks_of_a_batch_are_found_at_once(monkeypatch):
+@pytest.mark.parametrize("at_once", [1 << 25, 2 * 16 * 200])
+def test_blocks_of_a_batch_are_found_by_few_columns(monkeypatch, at_once):
     """Softmax attention on many small graphs forms no matrix of all pairs of nodes."""
+    monkeypatch.setattr(graph_blocks, "_AT_ONCE", at_once)
     graphs = [tm.cycle_graph(3 + k % 5) for k in range(40)]
     mask = tm.DiffusionMask(tm.Graph.batch(graphs), num_heads=2)
     monkeypatch.setattr(tm.DiffusionMask, "to_dense", None)
@@ -424,9 +427,10 @@ def test_blocks_of_a_batch_are_found_at_once(monkeypatch):
     found = [torch.autograd.grad(x.square().sum(), [q, mask.log_time]) for x in (compiled(q), out)]
     for ours, theirs in zip(*found, strict=True):
         torch.testing.assert_close(ours, theirs)
-    # One large graph, or one among small ones, stays dense.
+    assert len(mask._blocks._layout().parts) == (1 if at_once == 1 << 25 else 4)
+    # One graph, or very large ones, stay dense.
     assert mask.on(tm.cycle_graph(9)).num_pairs_bound is None
-    large = tm.Graph.batch([tm.path_graph(5000), *graphs])
+    large = tm.Graph.batch([tm.path_graph(9000), *graphs])
     assert mask.on(large).num_pairs_bound is None
     with pytest.raises(ValueError, match="no sparse entries"):
         mask.on(large).entries()

@@ -4,7 +4,7 @@ from torch.autograd import gradcheck
 
 import topomask as tm
 from registry import directed_graph, ragged_graph, random_f, signed_graph
-from topomask.masks import power_series
+from topomask.masks import graph_blocks, power_series
 
 
 @pytest.mark.parametrize("make", [ragged_graph, signed_graph, directed_graph])
@@ -105,10 +105,12 @@ def test_a_series_without_negative_numbers_is_its_own_magnitude():
     assert mask.magnitude() is not mask
 
 
+@pytest.mark.parametrize("at_once", [1 << 25, 2 * 16 * 200])
 @pytest.mark.parametrize("kept", [True, False])
-def test_blocks_of_a_batch_are_found_at_once(monkeypatch, kept):
+def test_blocks_of_a_batch_are_found_by_few_columns(monkeypatch, kept, at_once):
     """Softmax attention on many small graphs forms no matrix of all pairs of nodes."""
     monkeypatch.setattr(power_series, "_MAX_KEPT_POWERS", 1 << 22 if kept else 0)
+    monkeypatch.setattr(graph_blocks, "_AT_ONCE", at_once)
     graphs = [tm.cycle_graph(3 + k % 5) for k in range(40)]
     mask = tm.PowerSeriesMask(tm.Graph.batch(graphs), torch.tensor([[1.0, -0.5, 0.3], [0.2, 0.4, -0.1]]))
     monkeypatch.setattr(tm.PowerSeriesMask, "to_dense", None)
@@ -123,6 +125,7 @@ def test_blocks_of_a_batch_are_found_at_once(monkeypatch, kept):
     for others in found[1:]:
         for ours, theirs in zip(found[0], others, strict=True):
             torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
-    # One large graph, or one among small ones, stays dense.
+    assert len(mask._blocks._layout().parts) == (1 if at_once == 1 << 25 else 4)
+    # One graph, or very large ones, stay dense.
     assert mask.on(tm.cycle_graph(9)).num_pairs_bound is None
-    assert mask.on(tm.Graph.batch([tm.path_graph(5000), *graphs])).num_pairs_bound is None
+    assert mask.on(tm.Graph.batch([tm.path_graph(9000), *graphs])).num_pairs_bound is None

@@ -153,7 +153,7 @@ class DiffusionMask(BlockMask):
         return dense.to(torch.promote_types(self.log_time.dtype, torch.float32))
 
     def _block_values(self) -> Tensor:
-        return self._blocks.read(self._exact(self._blocks.columns(self.structure)), self.structure)
+        return self._blocks.gather(self._exact, self.structure).flatten()
 
     def product_noise(self, x: Tensor) -> Tensor:
         """The error of a product, [..., H, N, C], measured: see :meth:`Mask.product_noise`.

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from topomask.graph import Graph
 from topomask.ops import segments
@@ -15,20 +15,29 @@ from topomask.ops.blocks import block_pattern
 from topomask.ops.sparse_product import Pattern
 
 # Numbers that are formed at a time to find the blocks of a batch of graphs: 256 MB.
-_MAX_BLOCK_ENTRIES = 1 << 25
+_AT_ONCE = 1 << 25
+# Entries of all blocks, beyond which a mask is taken for dense: 1 GB.
+_MAX_ENTRIES = 1 << 27
+
+
+class _Part(NamedTuple):
+    first: int  # columns ask for these places
+    last: int
+    where: Tensor  # where entries of these columns are in [N, last - first], flat
 
 
 class _Layout(NamedTuple):
     pattern: Pattern  # per head, [H * N, H * N]
     places: Tensor  # place of every node in its graph, [N]
-    where: Tensor  # where the entries of one head are in [N, nodes of the largest graph], flat
+    parts: list[_Part]
+    order: Tensor | None  # of all entries, in those of the parts one after the other; None where there is one part
 
 
 class GraphBlocks:
     """All pairs of nodes of the same graph, for masks whose entries are found by products.
 
     Graphs do not mix, so one column may ask each of them for one of its nodes: all blocks are found at once, by as many
-    columns as the largest graph has nodes. Indexed at first use.
+    columns as the largest graph has nodes, some at a time where these are many. Indexed at first use.
 
     Args:
         sizes: Nodes of every graph.
@@ -51,10 +60,9 @@ class GraphBlocks:
 
     @property
     def num_entries(self) -> int | None:
-        """Entries of the mask, where there are many small graphs; None where it is taken for dense."""
-        if len(self.sizes) == 1 or self.num_heads * sum(self.sizes) * self.largest > _MAX_BLOCK_ENTRIES:
-            return None
-        return self.num_heads * self.num_pairs
+        """Entries of the mask; None where it is taken for dense: it has one graph, or more than 2^27 of them."""
+        count = self.num_heads * self.num_pairs
+        return None if len(self.sizes) == 1 or count > _MAX_ENTRIES else count
 
     def to(self, device: torch.device) -> GraphBlocks:
         """The same on another device."""
@@ -64,23 +72,46 @@ class GraphBlocks:
         """The pattern of a mask of this structure, [H * N, H * N]."""
         return _constant_layout(self, structure).pattern
 
-    def columns(self, structure: str) -> Tensor:
-        """What to multiply by, [N, largest]."""
-        return F.one_hot(_constant_layout(self, structure).places, self.largest).double()
+    def gather(self, multiply: Callable[[Tensor], Tensor], structure: str) -> Tensor:
+        """The entries of all blocks, [H, P], of masks [H, N, N] that are given by their product with columns.
 
-    def read(self, found: Tensor, structure: str) -> Tensor:
-        """The entries of all blocks [H * P], given the product with :meth:`columns`, [H, N, largest]."""
-        return found.flatten(1).index_select(1, _constant_layout(self, structure).where).flatten()
+        Args:
+            multiply: From columns [N, C] to their products, [H, N, C].
+            structure: Name of the structure of the mask.
+        """
+        layout = _constant_layout(self, structure)
+        found = []
+        for first, last, where in layout.parts:
+            asked = torch.arange(first, last, device=self.device)
+            columns = (layout.places.unsqueeze(1) == asked).double()
+            found.append(multiply(columns).flatten(1).index_select(1, where))
+        return found[0] if layout.order is None else torch.cat(found, dim=1).index_select(1, layout.order)
 
     def _layout(self) -> _Layout:
         if self._kept is None:
             with torch.inference_mode(False):
                 sizes = torch.tensor(self.sizes, device=self.device)
                 places = segments.ranges(torch.zeros_like(sizes), sizes)
-                starts = torch.arange(len(places), device=self.device) * self.largest
-                where = segments.ranges(starts, sizes.repeat_interleave(sizes))
-                self._kept = _Layout(block_pattern(sizes.repeat(self.num_heads)), places, where)
+                counts = sizes.repeat_interleave(sizes)
+                columns = segments.ranges(torch.zeros_like(counts), counts)
+                rows = torch.arange(len(places), device=self.device).repeat_interleave(counts)
+                parts, order = self._parts(rows, columns)
+                self._kept = _Layout(block_pattern(sizes.repeat(self.num_heads)), places, parts, order)
         return self._kept
+
+    def _parts(self, rows: Tensor, columns: Tensor) -> tuple[list[_Part], Tensor | None]:
+        """Which entries are found by which columns."""
+        # A product has as many layers as there are heads, or powers of a matrix.
+        layers = max(self.num_heads, 16)
+        width = min(self.largest, max(1, _AT_ONCE // (layers * sum(self.sizes))))
+        if width == self.largest:
+            return [_Part(0, width, rows * width + columns)], None
+        number, by_part = (columns // width).sort(stable=True)
+        parts = []
+        for first, chosen in zip(range(0, self.largest, width), by_part.split(number.bincount().tolist()), strict=True):
+            last = min(first + width, self.largest)
+            parts.append(_Part(first, last, rows[chosen] * (last - first) + columns[chosen] - first))
+        return parts, by_part.argsort()
 
 
 @torch.compiler.assume_constant_result

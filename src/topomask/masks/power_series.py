@@ -157,8 +157,11 @@ class PowerSeriesMask(BlockMask):
         dtype = torch.promote_types(self.coefficients.dtype, torch.float32)
         if self._keeps_powers(self._blocks.num_pairs):
             return (self._alpha().to(dtype) @ self._kept_powers(dtype, blocks=True)).flatten()
-        columns = self._blocks.columns(self.structure).to(dtype).expand(self.num_heads, -1, -1)
-        return self._blocks.read(self.matmul(columns), self.structure)
+
+        def multiply(columns: Tensor) -> Tensor:
+            return self.matmul(columns.to(dtype).expand(self.num_heads, -1, -1))
+
+        return self._blocks.gather(multiply, self.structure).flatten()
 
     def _keeps_powers(self, num_entries: int) -> bool:
         """Whether powers are small and weights at rest, so that learning coefficients takes no products."""
@@ -170,17 +173,20 @@ class PowerSeriesMask(BlockMask):
         key = dtype, self._is_magnitude and self._has_negative_weights, blocks
         if key not in self._powers:
             with torch.inference_mode(False), torch.no_grad():
-                values = self.adjacency_values().double()
                 if blocks:
-                    powers = [self._blocks.columns(self.structure)]
+                    powers = self._blocks.gather(self._all_powers, self.structure)
                 else:
-                    powers = [torch.eye(self.num_keys, dtype=torch.float64, device=values.device)]
-                for _ in range(self.coefficients.shape[-1] - 1):
-                    powers.append(sparse_multiply(self._pattern, values, powers[-1], 1))
-                if blocks:
-                    powers = [self._blocks.read(power[None], self.structure) for power in powers]
-                self._powers[key] = torch.stack(powers).to(dtype)
+                    eye = torch.eye(self.num_keys, dtype=torch.float64, device=self.coefficients.device)
+                    powers = self._all_powers(eye)
+                self._powers[key] = powers.to(dtype)
         return self._powers[key]
+
+    def _all_powers(self, x: Tensor) -> Tensor:
+        """The powers of W times x [N, C], from the zeroth on, [K + 1, N, C]."""
+        values, powers = self.adjacency_values().double(), [x]
+        for _ in range(self.coefficients.shape[-1] - 1):
+            powers.append(sparse_multiply(self._pattern, values, powers[-1], 1))
+        return torch.stack(powers)
 
     def _is_positive(self) -> bool:
         """Whether nothing is negative, so that the mask, with its gradient, is its own magnitude."""
