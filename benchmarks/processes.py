@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import resource
@@ -39,10 +38,13 @@ def resident_bytes() -> int:
     return _status("VmRSS") or peak_bytes()
 
 
-def forget_peak() -> None:
-    """Let :func:`peak_bytes` count from now on, where the system can; elsewhere nothing happens."""
-    with contextlib.suppress(OSError):
+def forget_peak() -> bool:
+    """Let :func:`peak_bytes` count from now on, where the system can; False elsewhere."""
+    try:
         Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        return False
+    return True
 
 
 def peak_bytes() -> int:

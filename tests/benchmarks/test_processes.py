@@ -29,6 +29,8 @@ def test_a_peak_is_forgotten_and_what_is_held_is_not():
     with_held = resident_bytes()
     np.ones(2**25).sum()
     assert peak_bytes() - with_held > 0.9 * 2**28
-    forget_peak()
+    if not forget_peak():
+        pytest.skip("this system does not let a process forget its peak")
     assert peak_bytes() - with_held < 0.5 * 2**28
-    assert resident_bytes() > held.nbytes
+    assert resident_bytes() > with_held - held.nbytes / 2
+    assert held[-1] == 1

@@ -72,6 +72,12 @@ def test_sets_come_from_pyg():
     assert (found.num_classes, found.labels.tolist(), found.graphs[0].num_edges) == (3, [0, 2], 1)
     with pytest.raises(ValueError, match="Graph 0 of pairs has no `y`, its class"):
         GraphSet.from_pyg("pairs", [Data(x=torch.ones(2, 3), edge_index=edges)])
+    with pytest.raises(ValueError, match="`dataset` has no graphs of pairs"):
+        GraphSet.from_pyg("pairs", [])
+    with pytest.raises(ValueError, match=r"`x` of graph 1 of pairs must have shape .*, but has shape \(2,\)"):
+        GraphSet.from_pyg("pairs", [data[0], Data(x=torch.ones(2), edge_index=edges, y=torch.tensor([0]))])
+    with pytest.raises(ValueError, match="`max_degree` is 3, but is for degree='one-hot' only, not 'none'"):
+        GraphSet.from_pyg("pairs", data, max_degree=3)
 
 
 def test_graphs_of_pyg_without_features_take_their_degrees():

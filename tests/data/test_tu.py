@@ -77,6 +77,8 @@ def test_degrees_are_one_hot_up_to_a_cap_or_logarithms(tmp_path):
     for options, message in (
         ({"degree": "log2"}, "`degree` must be"),
         ({"degree": "one-hot", "max_degree": 0}, "max_"),
+        ({"degree": "log", "max_degree": 5}, "max_"),
+        ({"max_degree": 5}, "max_"),
     ):
         with pytest.raises(ValueError, match=message):
             tu_dataset(NAME, tmp_path, **options)

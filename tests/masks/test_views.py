@@ -11,6 +11,7 @@ from registry import ragged_graph, star_graph
 from topomask.masks import views as module
 from topomask.masks.bound_walks import WalkRecipe
 from topomask.masks.views import MaskViews
+from topomask.modulation import Modulation
 
 
 def walk_mask(**options):
@@ -139,6 +140,22 @@ def test_a_mask_with_new_walks_is_bound_again():
     before = views.on(mask, GRAPHS[1]).to_dense()
     mask.resample(8)
     assert not torch.equal(views.on(mask, GRAPHS[1]).to_dense(), before)
+
+
+def test_a_part_with_new_walks_is_bound_again():
+    mask, views = tm.PrefixMask(walk_mask()), MaskViews()
+    before = views.on(mask, GRAPHS[1]).to_dense()
+    next(part for part in mask.modules() if isinstance(part, tm.WalkMask)).resample(8)
+    found = views.on(mask, GRAPHS[1]).to_dense()
+    assert not torch.equal(found, before)
+    assert torch.equal(found, mask.on(GRAPHS[1]).to_dense())
+
+
+def test_a_view_has_the_modules_that_its_mask_has_now():
+    mask, views = walk_mask(), MaskViews()
+    views.on(mask, GRAPHS[1])
+    mask.modulation = Modulation(2, 3, torch.rand(2, 4) + 0.1, positive=True)
+    assert torch.equal(views.on(mask, GRAPHS[1]).to_dense(), mask.on(GRAPHS[1]).to_dense())
 
 
 def test_copies_are_empty():

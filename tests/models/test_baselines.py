@@ -130,6 +130,8 @@ def test_sparse_features_are_encoded_or_made_dense():
         ({"dropout": 1.0}, r"`dropout` must lie in \[0, 1\), but is 1.0"),
         ({"layer": "sgc", "norm": "batch"}, "`norm` is 'batch', but layer 'sgc' is one linear layer"),
         ({"layer": "sgc", "dropout": 0.9}, "`dropout` is 0.9, but layer 'sgc' .* take `input_dropout`"),
+        ({"layer": "gcn", "depth": 1, "norm": "batch"}, "`norm` is 'batch', but `depth` is 1"),
+        ({"layer": "gin", "depth": 1, "dropout": 0.9}, "`dropout` is 0.9, but `depth` is 1"),
         ({"layer": "gin", "norm": "layer", "residual": True}, "`residual` is for layers 'gcn' and 'gat'"),
     ],
 )

@@ -259,6 +259,7 @@ def test_directed_graphs_and_norms():
         ({"readout": "max"}, "`readout` must be one of"),
         ({"dropout": 1.0}, r"`dropout` must lie in \[0, 1\)"),
         ({"depth": 0}, "`depth` must be at least 1"),
+        ({"mask": "none", "num_heads": 0}, "`num_heads` must be at least 1"),
         ({"mask": "none", "kind": "bogus"}, "`kind` must be one of"),
         ({"mask": "none", "kind": "softmax"}, "`kind` is 'softmax', but with mask='none' there is no attention"),
         ({"mask": "none", "attention_dropout": 0.5}, "`attention_dropout` is 0.5, but with mask='none'"),

@@ -153,6 +153,13 @@ def test_weights_of_edges_reach_the_mask():
         layer(walk_mask())(given.x, given.edge_index, edge_weight=edge_weight.clone().requires_grad_())
 
 
+def test_edges_that_a_mask_cannot_live_on_ask_for_a_graph():
+    given = data(tm.path_graph(3))
+    for weights in (torch.arange(1.0, 5.0), -torch.ones(4)):
+        with pytest.raises(ValueError, match=r"cannot live on these edges: .* and pass it as `graph`"):
+            layer(walk_mask())(given.x, given.edge_index, edge_weight=weights)
+
+
 def test_options_that_would_be_thrown_away_are_refused():
     with pytest.raises(ValueError, match=r"`attn_type` is none of the options .*Attention is set by `mask`, `kind`"):
         layer(walk_mask(), attn_type="performer")

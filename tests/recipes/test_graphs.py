@@ -89,6 +89,11 @@ def test_what_shapes_the_input_is_recorded(tmp_path, monkeypatch):
     assert numbers_config(experiment.with_seed(0)) != before, "a default that changes makes old results count no more"
     with pytest.raises(ValueError, match=r"`data.version` is filled in by the run"):
         apply_overrides(experiment, ["data.version=1"])
+    old = replace(experiment, data=replace(experiment.data, version=0))
+    with pytest.raises(ValueError, match=r"`data.version` is 0: graphs and inputs of RINGS are made in another way"):
+        old.batches("test")
+    with pytest.raises(ValueError, match=r"`max_degree` is 5, but is for degree='one-hot' only"):
+        replace(experiment.data, degree="log", max_degree=5).load("train")
 
 
 def test_motifs_record_the_version_of_their_generator(monkeypatch):

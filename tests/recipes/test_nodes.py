@@ -15,7 +15,7 @@ SMALL = ["model.depth=1", "model.dim=8", "model.num_heads=2", "train.epochs=30",
 @pytest.mark.parametrize("recipe", [nodes, nodes_baseline])
 def test_nodes_are_trained_on_and_measured_on_the_test_nodes(tmp_path, recipe):
     write_nodes(tmp_path)
-    experiment = replace(apply_overrides(recipe(), SMALL), data=NodeData("rings", root=tmp_path))
+    experiment = replace(apply_overrides(recipe(), [*SMALL, "model.depth=2"]), data=NodeData("rings", root=tmp_path))
     result = experiment.run(tmp_path / "run")
     found = experiment.measure(result)
     assert {"accuracy", "val_accuracy"} <= found.keys()
@@ -40,6 +40,11 @@ def test_weights_are_chosen_by_the_metric_or_the_loss(tmp_path, choose_by, metri
     assert result.best[metric] == pytest.approx(best(seen))
     assert len(set(seen)) > 1
     assert experiment.measure(result)[f"val_{metric}"] == pytest.approx(best(seen))
+
+
+def test_what_weights_are_chosen_by_is_checked():
+    with pytest.raises(ValueError, match=r"`choose_by` must be one of \('metric', 'loss'\), but is 'los'"):
+        replace(nodes(), choose_by="los")
 
 
 def test_a_seed_is_a_split_where_there_are_several(tmp_path):

@@ -71,7 +71,7 @@ def run(options: argparse.Namespace) -> None:
         )
         print(to_text(section))
         sections.append(section)
-    notes = notes_of([options.study], options.results)
+    notes = notes_of([options.study], options.results, options.overrides)
     if notes:
         sections.append(Section("All of these tables", notes=notes))
         print(to_text(sections[-1]))

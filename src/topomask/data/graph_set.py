@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from topomask.data.degrees import MAX_DEGREE, DegreeInput, degree_features
+from topomask.data.degrees import DegreeInput, degree_features
 from topomask.data.seeds import seeded_generator
 from topomask.graph import Graph
 
@@ -74,7 +74,7 @@ class GraphSet(Dataset[tuple[Graph, Tensor, int]]):
 
     @classmethod
     def from_pyg(
-        cls, name: str, dataset: Iterable[Any], *, degree: DegreeInput = "none", max_degree: int = MAX_DEGREE
+        cls, name: str, dataset: Iterable[Any], *, degree: DegreeInput = "none", max_degree: int | None = None
     ) -> GraphSet:
         """From a list of PyG's ``Data`` with ``x`` and ``y``, such as its ``TUDataset``.
 
@@ -83,9 +83,11 @@ class GraphSet(Dataset[tuple[Graph, Tensor, int]]):
             dataset: The graphs.
             degree: Add the degree of nodes to their input, as :func:`topomask.data.tu_dataset` does: ``"one-hot"`` or
                 ``"log"``. Graphs may then lack ``x``, as those of IMDB, COLLAB and REDDIT do.
-            max_degree: Degrees from here on share a column.
+            max_degree: Degrees from here on share a column, where they are one-hot. Default: 128.
         """
         found = list(dataset)
+        if not found:
+            raise ValueError(f"`dataset` has no graphs of {name}. Pass a list of PyG's Data.")
         for number, data in enumerate(found):
             if getattr(data, "y", None) is None:
                 raise ValueError(f"Graph {number} of {name} has no `y`, its class. Set data.y.")
@@ -93,6 +95,11 @@ class GraphSet(Dataset[tuple[Graph, Tensor, int]]):
                 raise ValueError(
                     f"Graph {number} of {name} has no `x`, features of its nodes. Pass degree='one-hot' or "
                     "degree='log' to take the degrees of nodes, or load the set with transform=OneHotDegree."
+                )
+            if getattr(data, "x", None) is not None and data.x.ndim != 2:
+                raise ValueError(
+                    f"`x` of graph {number} of {name} must have shape [num_nodes, features], but has shape "
+                    f"{tuple(data.x.shape)}."
                 )
         labels = torch.stack([data.y.reshape(-1)[0] for data in found]).long()
         classes = tuple(str(number) for number in range(int(labels.max()) + 1))

@@ -85,7 +85,7 @@ def tu_dataset(
         attributes: Take node attributes. Default: for ENZYMES only, as in the fair comparison.
         degree: ``"one-hot"`` up to ``max_degree``; ``"log"`` for log(1 + degree); or ``"none"``.
             Default: ``"log"`` for REDDIT-BINARY, ``"one-hot"`` for IMDB and COLLAB, else ``"none"``.
-        max_degree: Degrees from here on share a column. Default: 128.
+        max_degree: Degrees from here on share a column, where they are one-hot. Default: 128.
         standardize: Standardise attributes and logarithms over all graphs. To do so over those of training, pass
             false and call :meth:`GraphSet.standardized` with their numbers.
 
@@ -110,7 +110,9 @@ def tu_dataset(
             f"{name}_A.txt in {files.where} has {num_edges:,} edges, but {name} has {entry.num_edges:,}: it is cut "
             f"off, or of another set. Get it again. {_HOW}"
         )
-    degrees = degree_features(graphs, degree, entry.max_degree if max_degree is None else max_degree)
+    if max_degree is None and degree == "one-hot":
+        max_degree = entry.max_degree
+    degrees = degree_features(graphs, degree, max_degree)
     x, quantities = _inputs(files, len(owner), attributes, degrees, degree == "log")
     found = GraphSet(
         name, graphs, x.split([graph.num_nodes for graph in graphs]), torch.from_numpy(labels), classes, quantities

@@ -45,7 +45,7 @@ class MaskViews:
 
     def _forget_last(self, graph: Graph | None = None) -> None:
         # A view holds its graph, so it must not be kept by that graph.
-        self._last, self._views = graph, dict[tuple[int, Any], Mask]()
+        self._last, self._views = graph, dict[tuple[int, tuple[WalkRecipe, ...]], Mask]()
         self._bound = dict[WalkRecipe, BoundWalks]()
 
     def on(self, mask: Mask, graph: Graph, parts: Sequence[Graph] | None = None) -> Mask:
@@ -122,11 +122,9 @@ def _features(sides: list[WalkFeatures]) -> Features:
     return sides[0] if len(sides) == 1 else (sides[0], sides[1])
 
 
-def _recipes(mask: Mask) -> Any:
-    """How a mask walks, or the parts of a sum; None for a mask that does not."""
-    if isinstance(mask, FeatureMask):
-        return mask.recipe
-    return tuple(map(_recipes, mask._parts())) if isinstance(mask, SumMask) else None
+def _recipes(mask: Mask) -> tuple[WalkRecipe, ...]:
+    """How a mask and its parts walk."""
+    return tuple(part.recipe for part in mask.modules() if isinstance(part, FeatureMask))
 
 
 def _relink(view: nn.Module, mask: nn.Module) -> None:
@@ -135,8 +133,10 @@ def _relink(view: nn.Module, mask: nn.Module) -> None:
     view._buffers.update(mask._buffers)
     for name, part in mask._modules.items():
         own = view._modules[name]
-        if own is not part and own is not None and part is not None:
+        if own is not part and isinstance(own, Mask | nn.ModuleList) and type(own) is type(part):
             _relink(own, part)
+        else:
+            view._modules[name] = part
 
 
 def _check_parts(graph: Graph, parts: Sequence[Graph]) -> None:

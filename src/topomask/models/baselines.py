@@ -45,9 +45,9 @@ class GraphNetwork(nn.Module):
         depth: Layers, or hops.
         num_heads: Heads of ``"gat"``.
         readout: ``"node"``, ``"mean"``, ``"sum"`` or ``"attention"``; see :class:`topomask.nn.GraphReadout`.
-        norm: ``"none"``, ``"batch"`` or ``"layer"``, between layers; ``"none"`` for ``"sgc"``, which has one layer.
+        norm: ``"none"``, ``"batch"`` or ``"layer"``, between layers; ``"none"`` for one layer, as in ``"sgc"``.
         dropout: Probability to drop a number between layers, and of what is read out of a graph; for ``"gat"``, also an
-            edge, unless it is residual. 0 for ``"sgc"`` that classifies nodes, which has one layer.
+            edge, unless it is residual. 0 for one layer that classifies nodes, as in ``"sgc"``.
         input_dropout: Probability to drop an input feature.
         encoder: Put a linear layer in front, for sparse features with many columns. Without it these are made dense.
         residual: A linear layer in front, and every layer with a norm before and a perceptron behind it, beside a
@@ -97,8 +97,8 @@ class GraphNetwork(nn.Module):
             )
         if residual and layer == "gat" and dim % num_heads:
             raise ValueError(f"`dim` must be a multiple of `num_heads`={num_heads}, but is {dim}.")
-        if layer == "sgc":
-            _check_sgc(norm, dropout, readout)
+        if layer == "sgc" or (depth == 1 and readout == "node" and not residual):
+            _check_one_layer(layer, norm, dropout, readout)
         self.in_features, self.layer, self.dropout, self.input_dropout = in_features, layer, dropout, input_dropout
         self.encoder = nn.Linear(in_features, dim) if encoder or residual else None
         width = dim if encoder else in_features
@@ -193,16 +193,15 @@ class GraphNetworkConfig:
         return GraphNetwork(**given)
 
 
-def _check_sgc(norm: str, dropout: float, readout: str) -> None:
+def _check_one_layer(layer: str, norm: str, dropout: float, readout: str) -> None:
     """A ValueError for what would go between layers, where there is one."""
+    what = "layer 'sgc' is one linear layer" if layer == "sgc" else "`depth` is 1"
     if norm != "none":
+        raise ValueError(f"`norm` is {norm!r}, but {what}, with no place for it. Leave it out.")
+    # GAT also drops edges.
+    if dropout and readout == "node" and layer != "gat":
         raise ValueError(
-            f"`norm` is {norm!r}, but layer 'sgc' is one linear layer, with no place for it. Leave it out."
-        )
-    if dropout and readout == "node":
-        raise ValueError(
-            f"`dropout` is {dropout}, but layer 'sgc' is one linear layer, with no place for it. Leave it out, or take "
-            "`input_dropout`."
+            f"`dropout` is {dropout}, but {what}, with no place for it. Leave it out, or take `input_dropout`."
         )
 
 

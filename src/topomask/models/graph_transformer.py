@@ -35,7 +35,7 @@ class GraphTransformer(nn.Module):
         num_classes: Classes.
         dim: Width of the tokens.
         depth: Blocks.
-        num_heads: Heads of attention.
+        num_heads: Heads of attention, where there is any.
         mlp_ratio: Width of the perceptrons, in terms of ``dim``.
         mask: A name of :mod:`topomask.models.graph_masks`; a function that makes the mask of a layer, given a graph and
             the number of heads; or a mask that can be moved to a graph by ``mask.on(graph)``, shared by all layers.
@@ -84,7 +84,7 @@ class GraphTransformer(nn.Module):
         normalizer: Normalizer | None = None,
     ) -> None:
         super().__init__()
-        _check_sizes(in_features=in_features, num_classes=num_classes, dim=dim, depth=depth)
+        _check_sizes(in_features=in_features, num_classes=num_classes, dim=dim, depth=depth, num_heads=num_heads)
         if local not in get_args(Local):
             raise ValueError(f"`local` must be one of {get_args(Local)}, but is {local!r}.")
         for name, p in (("dropout", dropout), ("input_dropout", input_dropout)):

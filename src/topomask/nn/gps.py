@@ -101,7 +101,7 @@ class MaskedGPSConv(_GPSConv):  # type: ignore[misc]
             edge_index: Edges, [2, E], both directions of each, for the local layer.
             batch: Which graph every node belongs to, [N], ascending. Default: one graph.
             graph: The same as a graph. Default: made of ``edge_index``, ``batch`` and ``edge_weight``, once for all
-                layers that are given the same tensors.
+                layers that are given the same tensors. Pass it where edges are directed or weights negative.
             features: Walks already sampled on ``graph`` by ``layer.attn.mask.sample(graph)``. Default: sampled once
                 per graph.
             **kwargs: For the local layer. Weights of edges, ``edge_weight``, reach the mask too, as numbers: where a
@@ -175,4 +175,10 @@ def _make_graph(edge_index: Tensor, batch: Tensor | None, edge_weight: Tensor | 
         if bool((batch.diff() < 0).any()):
             raise ValueError("`batch` must be ascending, as PyG's Batch has it. Sort the nodes by their graph.")
         ptr = F.pad(torch.bincount(batch).cumsum(0), (1, 0))
-    return Graph.from_pyg(_Batch(edge_index, num_nodes, ptr, edge_weight))
+    try:
+        return Graph.from_pyg(_Batch(edge_index, num_nodes, ptr, edge_weight))
+    except ValueError as error:
+        raise ValueError(
+            f"The mask cannot live on these edges: {error} Here: make the graph yourself, as in "
+            "tm.Graph.from_pyg(data, directed=True), and pass it as `graph`."
+        ) from error

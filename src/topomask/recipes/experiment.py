@@ -7,13 +7,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self, get_args
 
 from torch import nn
 
 from topomask.data import GraphSet, NodeSet
 from topomask.train import Epochs, Result, Task, TrainConfig, evaluate, find_checkpoint, load_weights, run
 from topomask.train.run_folder import has_checkpoint
+
+ChooseBy = Literal["metric", "loss"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,7 +119,11 @@ class ValidatedExperiment(Experiment):
 
     final_split: ClassVar[str | None] = "test"
 
-    choose_by: Literal["metric", "loss"] = "metric"
+    choose_by: ChooseBy = "metric"
+
+    def __post_init__(self) -> None:
+        if self.choose_by not in get_args(ChooseBy):
+            raise ValueError(f"`choose_by` must be one of {get_args(ChooseBy)}, but is {self.choose_by!r}.")
 
     @property
     def held_out(self) -> str:

@@ -49,17 +49,25 @@ class GraphData:
                     raise ValueError(
                         f"`data.{name}` is for sets of TUDataset, but {self.name} is a motif. Leave it out."
                     )
-            return replace(self, version=MOTIF_VERSION)
+            return replace(self, version=self._checked_version(MOTIF_VERSION))
         entry = TU_SETS.get(self.name, TUEntry(0, 0))
         degree = entry.degree if self.degree is None else self.degree
-        max_degree = entry.max_degree if self.max_degree is None else self.max_degree
+        default = entry.max_degree if degree == "one-hot" else None
         return replace(
             self,
             degree=degree,
             attributes=entry.attributes if self.attributes is None else self.attributes,
-            max_degree=max_degree if degree == "one-hot" else None,
-            version=TU_VERSION,
+            max_degree=default if self.max_degree is None else self.max_degree,
+            version=self._checked_version(TU_VERSION),
         )
+
+    def _checked_version(self, current: int) -> int:
+        if self.version not in (None, current):
+            raise ValueError(
+                f"`data.version` is {self.version}: graphs and inputs of {self.name} are made in another way now, "
+                f"{current}, and the run is not comparable. Run it again in another folder."
+            )
+        return current
 
     def load(self, split: str) -> GraphSet:
         """A part of the set; quantities among its inputs are standardised over the graphs of training."""

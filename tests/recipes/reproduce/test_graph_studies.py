@@ -11,7 +11,7 @@ from topomask.data import motifs
 from topomask.data.node_sets import NODE_SETS
 from topomask.data.tu import TU_SETS, TUEntry
 from topomask.recipes import graphs, nodes
-from topomask.recipes.reproduce.registry import STUDIES, reproduce
+from topomask.recipes.reproduce.registry import GROUPS, STUDIES, reproduce
 from topomask.recipes.reproduce.study import collect
 
 SHORT = ["train.epochs=1", "train.progress=false"]
@@ -59,7 +59,26 @@ def test_the_command_says_what_a_group_lacks(monkeypatch, tmp_path, capsys):
     main(["reproduce", "gkat-social", "--show"])
     printed = capsys.readouterr().out
     assert "REDDIT-MULTI-5K (REDDIT-5K), a row of GKAT's table, is not available here" in printed
-    assert "0 of 4, 4 of which are not whole yet" in printed
+    assert "0 of 4; 4 are not whole yet" in printed
+
+
+def test_what_a_group_lacks_is_judged_by_what_was_run(monkeypatch, tmp_path, capsys):
+    monkeypatch.chdir(tmp_path)
+    write_graphs(tmp_path / "data", "PROTEINS")
+    monkeypatch.setitem(TU_SETS, "PROTEINS", TUEntry(24, 2))
+    monkeypatch.setitem(GROUPS, "gkat-bio", ("gkat-proteins", "gkat-dd"))
+    whole = replace(STUDIES["gkat-proteins"](), seeds=2)
+    monkeypatch.setitem(STUDIES, "gkat-proteins", lambda: whole)
+    folders = {"--results": tmp_path / "own", "--runs": tmp_path / "own-runs"}
+    reproduce("gkat-proteins", *folders.values(), overrides=SHORT, only=["grf"])
+    main(["reproduce", "gkat-bio", "--show", *(str(part) for pair in folders.items() for part in pair), *SHORT])
+    assert "of 2; 1 are not whole yet" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("name", "field"), [("gkat-dd", "data.fold"), ("nodes-minesweeper", "data.split")])
+def test_folds_and_splits_are_those_of_the_seeds(name, field, tmp_path):
+    with pytest.raises(ValueError, match=rf"`{field}` cannot be set.*Pass --seeds"):
+        reproduce(name, tmp_path, tmp_path, overrides=[f"{field}=3"])
 
 
 def test_a_table_of_motifs(monkeypatch, tmp_path):

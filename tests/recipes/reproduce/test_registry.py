@@ -155,7 +155,7 @@ def test_values_to_reach():
 
 
 def test_groups_say_what_they_lack_and_how_many_tables_reach_their_value(tmp_path):
-    count = "GKAT's published value: 0 of {}, {} of which are not whole yet."
+    count = "GKAT's published value: 0 of {}; {} are not whole yet."
     assert [note.endswith(count.format(4, 4)) for note in notes_of(["gkat-bio"], tmp_path)] == [True]
     first, second = notes_of(["gkat-social"], tmp_path)
     assert first.endswith(count.format(4, 4))

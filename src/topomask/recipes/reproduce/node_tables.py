@@ -9,6 +9,7 @@ from topomask.data import NODE_SETS
 from topomask.models import GraphNetworkConfig, GraphTransformerConfig
 from topomask.models.graph_masks import GraphMaskOptions
 from topomask.recipes import nodes as recipes
+from topomask.recipes.experiment import ChooseBy
 from topomask.recipes.nodes import NodeData, NodeNetworkExperiment, NodeTransformerExperiment
 from topomask.recipes.reproduce.study import OVERLAP, Cell, Claim, Study
 from topomask.recipes.reproduce.targets import Target
@@ -31,6 +32,7 @@ class _Setting:
         network_train: How these are trained, where that differs.
         choose_by: What of the validation nodes weights are chosen by.
         seeds: Runs: as many as there are splits, where there are several.
+        remark: What else there is to say of it.
     """
 
     gcn: str
@@ -40,8 +42,9 @@ class _Setting:
     model: dict[str, Any]
     networks: dict[str, dict[str, Any]] = field(default_factory=dict)
     network_train: dict[str, TrainConfig] = field(default_factory=dict)
-    choose_by: Literal["metric", "loss"] = "metric"
+    choose_by: ChooseBy = "metric"
     seeds: int = 5
+    remark: str = ""
 
 
 def _training(
@@ -67,6 +70,8 @@ _PAPERS: dict[str, Any] = {
     "network_train": {"gcn": _as_published(200, 1e-2), "gat": _as_published(400, 5e-3)},
     # There are 500 validation nodes: the best accuracy of hundreds of epochs is an early one, by chance.
     "choose_by": "loss",
+    "remark": " Settings were fixed with accuracies of test nodes in view: those of GCN and GAT to find their published "
+    "values, ours by trying four; so no row is a clean estimate.",
 }
 _AUTHORS: dict[str, Any] = {
     "source": "as listed by Shirzad et al. (2023) and others for 60/20/20 splits",
@@ -95,7 +100,7 @@ _SETTINGS: dict[str, _Setting] = {
 }
 
 # Values that our row should reach, and what they are.
-_TARGETS = {"coauthor-physics": (("96.2", "the lowest published accuracy"),)}
+_TARGETS = {"coauthor-physics": (("96.2", "the published accuracies of GCN and GAT, rounded up"),)}
 
 
 def nodes(name: str) -> Study:
@@ -119,7 +124,8 @@ def nodes(name: str) -> Study:
         folder=f"nodes-{name}",
         about=(
             f"{NODE_SETS[name].summary}. {splits} published split{'s' if splits > 1 else ''}, the whole graph a batch; "
-            "the weights that are best on validation nodes count. Values of GCN and GAT beside ours are published "
+            f"the weights with the best {'loss' if setting.choose_by == 'loss' else 'metric'} of validation nodes "
+            f"count.{setting.remark} Values of GCN and GAT beside ours are published "
             f"({setting.source}); where one misses its value by more than a point, comparisons with it are "
             f"void.{' ' + OVERLAP if splits > 1 else ''}",
         ),

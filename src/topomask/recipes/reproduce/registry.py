@@ -54,15 +54,17 @@ def studies_of(name: str) -> tuple[str, ...]:
     return GROUPS.get(name, (name,))
 
 
-def notes_of(groups: Sequence[str], results: Path) -> list[str]:
+def notes_of(groups: Sequence[str], results: Path, overrides: Sequence[str] = ()) -> list[str]:
     """What there is to say of groups as a whole; nothing of the name of a single study.
 
     Args:
         groups: Names of the groups.
         results: Folder of the results of all studies.
+        overrides: Fields of all experiments that were changed.
     """
     made = [STUDIES[part]() for group in groups for part in GROUPS.get(group, ())]
-    counts = count_targets([(study, results / study.folder) for study in made if isinstance(study, Study)])
+    tables = [study.changed(overrides) for study in made if isinstance(study, Study)]
+    counts = count_targets([(study, results / study.folder) for study in tables])
     return counts + [_LACKING[group] for group in groups if group in _LACKING]
 
 

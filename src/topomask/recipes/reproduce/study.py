@@ -25,6 +25,8 @@ OVERLAP = (
     "Training sets overlap from one to the next, so intervals of differences have the corrected variance of Nadeau and "
     "Bengio (2003)."
 )
+# Fields that runs of one row differ in.
+_REPEATED = ("train.seed", "data.fold", "data.split")
 # Fields that numbers do not depend on, by group.
 FREE: dict[str, tuple[str, ...]] = {"data": ("root", "download"), "train": FREE_FIELDS}
 
@@ -124,11 +126,13 @@ class Study:
 
     def changed(self, overrides: Sequence[str]) -> Study:
         """The same with fields of every experiment set from text; not those that the rows are told apart by."""
-        told_apart = {"train.seed"} | _differing([each for cell in self.cells for each in cell.runs().values()])
+        runs = [each for cell in self.cells for each in cell.runs().values()]
+        repeated = [name for name in _REPEATED if name in _flat(to_dict(runs[0]))]
+        told_apart = _differing(runs).union(repeated)
         for override in overrides:
             name = override.partition("=")[0].strip()
             if name in told_apart:
-                how = "Pass --seeds." if name == "train.seed" else "Pass --only to choose rows."
+                how = "Pass --seeds." if name in repeated else "Pass --only to choose rows."
                 raise ValueError(f"`{name}` cannot be set: the runs of this table differ in it. {how}")
 
         def change(cell: Cell) -> Cell:
@@ -375,7 +379,7 @@ def count_targets(studies: Sequence[tuple[Study, Path]]) -> list[str]:
             found.setdefault(target.name, []).append(_reached(study, target, values[target.cell]))
     return [
         f"Tables in which our row is {name}: {reached.count(True)} of {len(reached)}"
-        + (f", {reached.count(None)} of which are not whole yet." if None in reached else ".")
+        + (f"; {reached.count(None)} are not whole yet." if None in reached else ".")
         for name, reached in found.items()
         if len(reached) > 1
     ]
