@@ -157,8 +157,8 @@ def motif(name: str) -> Study:
             "every draw; two layers of width 32 for all, the weights chosen on validation graphs, at most "
             f"{_MOTIF_EPOCHS} epochs with a patience of {_MOTIF_PATIENCE}. A layer of ours has norms, residuals and a "
             "perceptron around its attention, and so more parameters than one of PyG: rows in residual blocks have "
-            "a norm, a perceptron and a residual around the layer of PyG. SGC with a mean over nodes and a linear head is one affine map of the "
-            "features: that is what SGC is. The slides show a plot.",
+            "a norm, a perceptron and a residual around the layer of PyG. SGC with a mean over nodes and a linear head "
+            "is one affine map of the features: that is what SGC is. The slides show a plot.",
         ),
         cells=(
             Cell("gcn", "GCN (PyG)", network("gcn")),

@@ -70,8 +70,8 @@ _PAPERS: dict[str, Any] = {
     "network_train": {"gcn": _as_published(200, 1e-2), "gat": _as_published(400, 5e-3)},
     # There are 500 validation nodes: the best accuracy of hundreds of epochs is an early one, by chance.
     "choose_by": "loss",
-    "remark": " Settings were fixed with accuracies of test nodes in view: those of GCN and GAT to find their published "
-    "values, ours by trying four; so no row is a clean estimate.",
+    "remark": " Settings were fixed with accuracies of test nodes in view: those of GCN and GAT to find their "
+    "published values, ours by trying four; so no row is a clean estimate.",
 }
 _AUTHORS: dict[str, Any] = {
     "source": "as listed by Shirzad et al. (2023) and others for 60/20/20 splits",
