@@ -87,7 +87,7 @@ _OTHERS: dict[str, Any] = {
     "train": _training(200, 1e-2, 1e-3, 60),
     "model": {"dim": 32, "depth": 10, "num_heads": 2, "local": "gcn", "norm": "batch", "dropout": 0.2},
     "networks": dict.fromkeys(("gcn", "gat"), _RESIDUAL),
-    "network_train": dict.fromkeys(("gcn", "gat"), _training(200, 3e-3, 1e-3, 60)),
+    "network_train": dict.fromkeys(("gcn", "gat"), _training(300, 1e-2, 1e-3, 60)),
     "seeds": 10,
 }
 _SETTINGS: dict[str, _Setting] = {
