@@ -128,7 +128,8 @@ class Study:
         """The same with fields of every experiment set from text; not those that the rows are told apart by."""
         runs = [each for cell in self.cells for each in cell.runs().values()]
         repeated = [name for name in _REPEATED if name in _flat(to_dict(runs[0]))]
-        told_apart = _differing(runs).union(repeated)
+        # Rows may be trained in different ways, but are not told apart by that.
+        told_apart = {name for name in _differing(runs) if not name.startswith("train.")}.union(repeated)
         for override in overrides:
             name = override.partition("=")[0].strip()
             if name in told_apart:
