@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogFormatter
 
 from topomask.recipes.pages import Picture, Section, draw_picture
 from topomask.recipes.reproduce.study import Study, collect
@@ -32,7 +33,8 @@ def _values(study: Study, results: Path) -> Picture:
             axes.plot(own, [place] * len(own), "o", c="tab:gray" if base else "tab:blue", alpha=0.5, ms=5)
             axes.plot([own.mean()], [place], "|", c="black", ms=14, mew=2)
     axes.set_yticks(range(len(study.cells)), [cell.label for cell in study.cells])
-    axes.invert_yaxis()
+    # From top to bottom, with room for the marks of the first and the last.
+    axes.set_ylim(len(study.cells) - 0.5, -0.5)
     axes.grid(alpha=0.3)
     axes.set_xlabel(f"{study.metric.replace('_', ' ')}, {study.unit}")
     return draw_picture(figure, f"Every {study.repeats.removesuffix('s')}, and the mean", width=700)
@@ -54,6 +56,9 @@ def _curves(study: Study, results: Path, runs: Path) -> Picture | None:
     if not axes.lines:
         return None
     axes.set(xlabel="epoch", ylabel="training loss", yscale="log")
+    # Losses often stay within a decade, where powers of ten say little.
+    for ticks in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
+        ticks(LogFormatter(labelOnlyBase=False, minor_thresholds=(2, 0.5)))
     axes.grid(alpha=0.3, which="both")
     axes.legend(frameon=False, fontsize=8)
     return draw_picture(figure, f"Training loss, mean over {study.repeats}", width=700)
