@@ -58,10 +58,18 @@ def _curves(study: Study, results: Path, runs: Path) -> Picture | None:
     axes.set(xlabel="epoch", ylabel="training loss", yscale="log")
     # Losses often stay within a decade, where powers of ten say little.
     for ticks in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
-        ticks(LogFormatter(labelOnlyBase=False, minor_thresholds=(2, 0.5)))
+        ticks(_PlainNumbers(labelOnlyBase=False, minor_thresholds=(2, 0.5)))
     axes.grid(alpha=0.3, which="both")
     axes.legend(frameon=False, fontsize=8)
     return draw_picture(figure, f"Training loss, mean over {study.repeats}", width=700)
+
+
+class _PlainNumbers(LogFormatter):
+    """0.2 instead of 2e-01; which ticks have a label is decided as ever."""
+
+    def __call__(self, x: float, pos: int | None = None) -> str:
+        """The label of a tick, if it has one."""
+        return f"{x:g}" if super().__call__(x, pos) else ""
 
 
 def _losses(path: Path) -> np.ndarray:
