@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field, replace
 
-from topomask.recipes.reproduce.study import Cell, Claim, Study
+from topomask.recipes.reproduce.study import Cell, Claim, Study, run_study
 from topomask.train import TrainConfig
 
 
@@ -58,3 +58,10 @@ STUDY = Study(
     baseline="linear",
     seeds=3,
 )
+
+
+def run(folder, study=STUDY, seeds=(0, 1, 2), **options):
+    """Run a study in a folder; what it said."""
+    said = []
+    run_study(study, seeds, folder / "results", folder / "runs", say=said.append, **options)
+    return said

@@ -52,9 +52,9 @@ def run(options: argparse.Namespace) -> None:
         os.environ["TOPOMASK_DATA"] = str(options.data.resolve())
     import torch
 
-    from topomask.recipes.pages import Section, to_html, to_text
+    from topomask.recipes.pages import to_html, to_text
     from topomask.recipes.plots import write_content
-    from topomask.recipes.reproduce.registry import notes_of, reproduce, studies_of
+    from topomask.recipes.reproduce.registry import compare, reproduce, studies_of
 
     if options.threads is not None:
         torch.set_num_threads(options.threads)
@@ -71,10 +71,10 @@ def run(options: argparse.Namespace) -> None:
         )
         print(to_text(section))
         sections.append(section)
-    notes = notes_of([options.study], options.results, options.overrides)
-    if notes:
-        sections.append(Section("All of these tables", notes=notes))
-        print(to_text(sections[-1]))
+    together = compare("All of these tables", [options.study], options.results, options.overrides)
+    if together is not None:
+        print(to_text(together))
+        sections.append(together)
     if options.report is not None:
         page = to_html(sections[0].title if len(sections) == 1 else options.study, sections)
         write_content(options.report, page.encode())

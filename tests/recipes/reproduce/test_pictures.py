@@ -1,7 +1,8 @@
 import json
 
 from topomask.recipes.reproduce.pictures import draw_study
-from topomask.recipes.reproduce.study import run_study, summarize
+from topomask.recipes.reproduce.study import run_study
+from topomask.recipes.reproduce.summary import summarize
 from toy_study import STUDY
 
 

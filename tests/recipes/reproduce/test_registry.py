@@ -9,8 +9,9 @@ from topomask.data import motifs
 from topomask.recipes.nodes import NodeNetworkExperiment
 from topomask.recipes.reproduce import page
 from topomask.recipes.reproduce.computed import Computation
-from topomask.recipes.reproduce.registry import GROUPS, STUDIES, notes_of, reproduce, studies_of
-from topomask.recipes.reproduce.study import NOT_AVAILABLE, Study, summarize
+from topomask.recipes.reproduce.registry import GROUPS, STUDIES, compare, reproduce, studies_of
+from topomask.recipes.reproduce.study import NOT_AVAILABLE, Study
+from topomask.recipes.reproduce.summary import summarize
 from topomask.recipes.reproduce.targets import published
 
 TABLES = [name for name, make in STUDIES.items() if isinstance(make(), Study)]
@@ -156,13 +157,14 @@ def test_values_to_reach():
 
 def test_groups_say_what_they_lack_and_how_many_tables_reach_their_value(tmp_path):
     count = "GKAT's published value: 0 of {}; {} are not whole yet."
-    assert [note.endswith(count.format(4, 4)) for note in notes_of(["gkat-bio"], tmp_path)] == [True]
-    first, second = notes_of(["gkat-social"], tmp_path)
+    assert [note.endswith(count.format(4, 4)) for note in compare("", ["gkat-bio"], tmp_path).notes] == [True]
+    first, second = compare("", ["gkat-social"], tmp_path).notes
     assert first.endswith(count.format(4, 4))
     assert "REDDIT-5K" in second
     assert "not available" in second
-    assert notes_of(list(GROUPS), tmp_path)[0].endswith(count.format(8, 8))
-    assert notes_of(["gkat-dd"], tmp_path) == []
+    assert compare("", list(GROUPS), tmp_path).notes[0].endswith(count.format(8, 8))
+    assert compare("", ["gkat-dd"], tmp_path) is None
+    assert compare("", ["motifs"], tmp_path).table is None, "nothing was run"
 
 
 def test_motif_detection_has_rows_in_our_blocks_and_says_how_large_all_are(tmp_path):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from topomask.recipes.pages import Section, to_markdown
 from topomask.recipes.plots import write_content
-from topomask.recipes.reproduce.registry import GROUPS, STUDIES, notes_of, reproduce
+from topomask.recipes.reproduce.registry import GROUPS, STUDIES, compare, reproduce
 from topomask.recipes.reproduce.results import ResultFolder
 from topomask.recipes.reproduce.study import Study, collect
 
@@ -60,8 +60,10 @@ def write_page(results: Path, runs: Path, docs: Path) -> None:
             tables[name] = study
         if begun:
             parts.append(_to_part(name, reproduce(name, results, runs, show=True), docs))
-    if any(name in group for group in GROUPS.values() for name in tables):
-        parts.append(to_markdown(Section("All tables on graphs", notes=notes_of(list(GROUPS), results))))
+    begun_groups = any(name in group for group in GROUPS.values() for name in tables)
+    together = compare("All tables on graphs", list(GROUPS), results) if begun_groups else None
+    if together is not None:
+        parts.append(to_markdown(together))
     kinds = {study.repeats for study in tables.values()}
     listed = "\n".join(f"- {kind}: {text}" for kind, text in _REPEATS.items() if kind in kinds)
     text = "\n".join([_HEAD.format(repeats=listed), *parts])

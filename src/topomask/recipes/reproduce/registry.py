@@ -14,7 +14,8 @@ from topomask.recipes.reproduce import computed, dynamics, graph_tables, images,
 from topomask.recipes.reproduce.computed import Computation
 from topomask.recipes.reproduce.pictures import draw_study
 from topomask.recipes.reproduce.results import ResultFolder, RunResult
-from topomask.recipes.reproduce.study import Study, count_targets, run_study, summarize
+from topomask.recipes.reproduce.study import Study, run_study
+from topomask.recipes.reproduce.summary import count_targets, overview, summarize
 from topomask.train.run_folder import versions
 
 _GRAPHS = {f"gkat-{name.lower()}": partial(graph_tables.gkat, name) for name in graph_tables.BIO + graph_tables.SOCIAL}
@@ -42,6 +43,10 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "motifs": tuple(_MOTIFS),
     "nodes": tuple(_NODES),
 }
+_GLANCE = (
+    "Our row is graph random features. The mask adds what it has more than the same without a mask. Rows that ours is "
+    "better or worse than: the 95 % interval of the difference lies on one side of 0; only whole rows are compared.",
+)
 # What a group lacks.
 _LACKING = {
     "gkat-social": "REDDIT-MULTI-5K (REDDIT-5K), a row of GKAT's table, is not available here: it has no table."
@@ -54,18 +59,22 @@ def studies_of(name: str) -> tuple[str, ...]:
     return GROUPS.get(name, (name,))
 
 
-def notes_of(groups: Sequence[str], results: Path, overrides: Sequence[str] = ()) -> list[str]:
-    """What there is to say of groups as a whole; nothing of the name of a single study.
+def compare(title: str, groups: Sequence[str], results: Path, overrides: Sequence[str] = ()) -> Section | None:
+    """The tables of groups at a glance; None for the name of a single study.
 
     Args:
+        title: A title.
         groups: Names of the groups.
         results: Folder of the results of all studies.
         overrides: Fields of all experiments that were changed.
     """
     made = [STUDIES[part]() for group in groups for part in GROUPS.get(group, ())]
-    tables = [study.changed(overrides) for study in made if isinstance(study, Study)]
-    counts = count_targets([(study, results / study.folder) for study in tables])
-    return counts + [_LACKING[group] for group in groups if group in _LACKING]
+    tables = [(each.changed(overrides), results / each.folder) for each in made if isinstance(each, Study)]
+    if not tables:
+        return None
+    glance = overview(tables, ours="grf")
+    notes = count_targets(tables) + [_LACKING[group] for group in groups if group in _LACKING]
+    return Section(title, _GLANCE if glance.rows else (), glance if glance.rows else None, notes)
 
 
 def reproduce(

@@ -1,0 +1,148 @@
+from dataclasses import replace
+
+import pytest
+
+from topomask.recipes.pages import to_text
+from topomask.recipes.reproduce.results import ResultFolder, RunResult
+from topomask.recipes.reproduce.study import NOT_AVAILABLE, numbers_config
+from topomask.recipes.reproduce.summary import count_targets, overview, summarize
+from topomask.recipes.reproduce.targets import Target
+from toy_study import STUDY, Toy, run
+
+
+def test_the_table_has_the_papers_values_ours_and_what_holds(tmp_path):
+    run(tmp_path)
+    section = summarize(STUDY, tmp_path / "results")
+    assert section.title == STUDY.title
+    assert section.table.headings[1:] == [
+        "the paper, its data",
+        "ours, % (higher is better)",
+        "minus unmasked, points",
+        "seconds",
+    ]
+    assert section.table.rows == [
+        ["unmasked", "0.693", "50.17 ± 0.21 (3 seeds)", "", "3"],
+        ["masked", "0.730", "75.17 ± 0.21 (3 seeds)", "+25.00 [+25.00, +25.00]", "3"],
+        ["masked more", NOT_AVAILABLE, "25.17 ± 0.21 (3 seeds)", "-25.00 [-25.00, -25.00]", "3"],
+    ]
+    assert section.notes == [
+        "masked better than unmasked (the paper: +3.7 points): holds here, by +25.00 [+25.00, +25.00] points, paired "
+        "over 3 seeds.",
+        "masked more better than unmasked (the paper: more is better): does not hold here, by -25.00 [-25.00, -25.00] "
+        "points, paired over 3 seeds.",
+    ]
+    assert "0.730" in to_text(section)
+
+
+def test_where_less_is_better_the_signs_turn(tmp_path):
+    study = replace(STUDY, higher_is_better=False, scale=1000.0, unit="mm", gap_unit="mm")
+    run(tmp_path)
+    section = summarize(study, tmp_path / "results")
+    assert section.table.headings[2] == "ours, mm (lower is better)"
+    assert section.table.rows[1][3].startswith("+250.00")
+    assert "does not hold here, by -250.00 [-250.00, -250.00] mm" in section.notes[0]
+    assert "holds here, by +250.00" in section.notes[1]
+
+
+def test_what_is_not_whole_is_said(tmp_path):
+    assert summarize(STUDY, tmp_path / "results").notes == [
+        "masked better than unmasked (the paper: +3.7 points): not run.",
+        "masked more better than unmasked (the paper: more is better): not run.",
+        "Not whole yet: unmasked: 0 of 3 seeds; masked: 0 of 3 seeds; masked more: 0 of 3 seeds.",
+    ]
+    run(tmp_path, seeds=[0], only=["linear", "grf"])
+    section = summarize(STUDY, tmp_path / "results")
+    assert section.table.rows[1] == ["masked", "0.730", "75.00 (1 seed)", "+25.00", "2"]
+    assert section.notes[0].endswith("open here, by +25.00 points, paired over 1 seed.")
+    assert section.notes[2] == "Not whole yet: unmasked: 1 of 3 seeds; masked: 1 of 3 seeds; masked more: 0 of 3 seeds."
+
+
+def test_seconds_are_those_of_runs_that_count(tmp_path):
+    run(tmp_path, seeds=[0])
+    ResultFolder(tmp_path / "results").add(RunResult("grf", 5, {"accuracy": 0.0}, 9999.0, {"old": True}, {}))
+    assert summarize(STUDY, tmp_path / "results").table.rows[1][4] == "2"
+
+
+def test_published_rows_and_other_metrics_are_shown(tmp_path):
+    study = replace(STUDY, published=[("GKAT", "69.7")], also=[("loss", "loss, %")], repeats="folds")
+    run(tmp_path, study)
+    table = summarize(study, tmp_path / "results").table
+    assert table.headings[4:] == ["loss, %", "seconds"]
+    assert table.rows[0] == ["GKAT", "69.7", "", "", "", ""]
+    assert table.rows[1][4] == "100.00 ± 0.00 (3 folds)"
+
+
+def test_intervals_are_wider_where_training_sets_overlap(tmp_path):
+    other = replace(STUDY.cells[0], name="other", experiment=Toy(0.4))
+    study = replace(STUDY, cells=[*STUDY.cells, other], repeats="folds")
+    run(tmp_path, study)
+    kept = ResultFolder(tmp_path / "results")
+    for seed in range(3):
+        metrics = {"accuracy": 0.4 + 0.01 * seed}
+        kept.add(RunResult("other", seed, metrics, 1.0, numbers_config(Toy(0.4).with_seed(seed)), {}))
+    plain, wide = (summarize(replace(study, test_share=share), tmp_path / "results") for share in (0.0, 1.0))
+    low, high = (float(section.table.rows[3][3].split("[")[1].split(",")[0]) for section in (wide, plain))
+    assert low < high
+
+
+def test_a_row_that_misses_its_published_value_makes_comparisons_void(tmp_path):
+    cells = [replace(cell, paper=paper) for cell, paper in zip(STUDY.cells, ("51.5 ± 0.1", "75.0", "OOM"), strict=True)]
+    study = replace(STUDY, cells=cells, void_below=1.0)
+    run(tmp_path, seeds=[0, 1])
+    assert "void" not in "".join(summarize(study, tmp_path / "results").notes), "rows are not whole yet"
+    run(tmp_path)
+    notes = summarize(study, tmp_path / "results").notes
+    # The mean of the first row is 50.17, and that of the second is above its value.
+    assert [note.endswith("; void: unmasked is 1.33 points below its published value.") for note in notes] == [True] * 2
+    close = replace(study, cells=[replace(cells[0], paper="51.0"), *cells[1:]])
+    assert "void" not in "".join(summarize(close, tmp_path / "results").notes)
+    assert "void" not in "".join(summarize(replace(study, void_below=None), tmp_path / "results").notes)
+
+
+def test_known_values_are_reached_or_not_once_a_row_is_whole(tmp_path):
+    targets = [
+        Target("grf", "76.0 ± 1.0", "GKAT's value", within_deviation=True),
+        Target("grf", "76.0 ± 0.5", "GKAT's value", within_deviation=True),
+        Target("grf", "75.1", "the least"),
+    ]
+    study = replace(STUDY, targets=targets, claims=())
+    results = tmp_path / "results"
+    named = "masked within one standard deviation of, or above, GKAT's value, 76.0 ± 1.0 %"
+    assert summarize(study, results).notes[0] == f"{named}: not run."
+    run(tmp_path, seeds=[0])
+    assert summarize(study, results).notes[0] == f"{named}: open here, with 75.00 (1 seed)."
+    run(tmp_path)
+    notes = summarize(study, results).notes
+    assert notes[0] == f"{named}: holds here, with 75.17 ± 0.21 (3 seeds)."
+    assert ": does not hold here, with 75.17" in notes[1]
+    assert notes[2].startswith("masked at least the least, 75.1 %: holds here")
+    begun = replace(study, folder="begun", seeds=9)
+    assert count_targets([(study, results), (begun, results)]) == [
+        "Tables in which our row is within one standard deviation of, or above, GKAT's value: 1 of 4; 2 are not whole "
+        "yet.",
+        "Tables in which our row is at least the least: 1 of 2; 1 are not whole yet.",
+    ]
+    for value, within in (("OOM", False), ("96.2", True)):
+        with pytest.raises(ValueError, match="`value` must be a number"):
+            Target("grf", value, "x", within)
+
+
+def test_tables_at_a_glance(tmp_path):
+    target = Target("grf", "76.0 ± 1.0", "somebody's value", within_deviation=True)
+    study = replace(STUDY, targets=[target], void_below=1.0)
+    other = replace(study, folder="other")
+    run(tmp_path, study)
+    glance = overview([(study, tmp_path / "results"), (other, tmp_path / "nothing")], ours="grf")
+    ((title, ours, known, added, better, worse, undecided),) = glance.rows
+    assert (title, ours, known) == ("Table 9: toys", "75.17 ± 0.21 (3 seeds)", "somebody's value 76.0 ± 1.0")
+    assert added.startswith("+25.00")
+    # Of 69.3 published the first has 50.17.
+    published = replace(study, cells=[replace(study.cells[0], paper="69.3"), *study.cells[1:]])
+    found = overview([(published, tmp_path / "results")], ours="grf").rows[0]
+    assert (better, worse, undecided) == ("unmasked; masked more", "", "")
+    assert found[4] == "unmasked (void); masked more"
+    turned = overview([(study, tmp_path / "results")], ours="grf-100").rows[0]
+    assert turned[4:] == ["", "unmasked; masked", ""]
+    # What is not whole is not compared.
+    begun = replace(study, seeds=4)
+    assert overview([(begun, tmp_path / "results")], ours="grf").rows[0][4:] == ["", "", ""]
