@@ -158,6 +158,20 @@ def test_a_view_has_the_modules_that_its_mask_has_now():
     assert torch.equal(views.on(mask, GRAPHS[1]).to_dense(), mask.on(GRAPHS[1]).to_dense())
 
 
+@pytest.mark.parametrize(
+    "other",
+    [
+        tm.PowerSeriesMask(tm.path_graph(1), torch.tensor([1.0, 0.5])),
+        tm.DiffusionMask(tm.path_graph(1), "normalized_laplacian"),
+    ],
+)
+def test_a_part_that_is_replaced_is_bound(other):
+    mask, views = tm.PrefixMask(tm.DiffusionMask(tm.path_graph(1))), MaskViews()
+    views.on(mask, GRAPHS[1])
+    mask.mask = other
+    assert torch.equal(views.on(mask, GRAPHS[1]).to_dense(), mask.on(GRAPHS[1]).to_dense())
+
+
 def test_copies_are_empty():
     mask, views = walk_mask(), MaskViews()
     views.on(mask, GRAPHS[1])

@@ -140,3 +140,4 @@ def test_bad_arguments_are_named(options, message):
         GraphNetwork(3, 2, **options)
     with pytest.raises(ValueError, match="`num_classes` is None"):
         GraphNetworkConfig(3).build()
+    assert GraphNetwork(3, 2, "gin", depth=1, norm="batch", dim=8)(torch.randn(5, 3), tm.cycle_graph(5)).shape == (5, 2)

@@ -16,8 +16,8 @@ from topomask.ops.sparse_product import Pattern
 
 # Numbers that are formed at a time to find the blocks of a batch of graphs: 256 MB.
 _AT_ONCE = 1 << 25
-# Entries of all blocks, beyond which a mask is taken for dense: 1 GB.
-_MAX_ENTRIES = 1 << 27
+# Entries of all blocks, beyond which a mask is taken for dense: with what says where they are, about 2 GB.
+_MAX_ENTRIES = 1 << 26
 
 
 class _Part(NamedTuple):
@@ -60,9 +60,9 @@ class GraphBlocks:
 
     @property
     def num_entries(self) -> int | None:
-        """Entries of the mask; None where it is taken for dense: it has one graph, or more than 2^27 of them."""
+        """Entries of the mask; None where it is taken for dense: with very many, or if one graph has nearly all."""
         count = self.num_heads * self.num_pairs
-        return None if len(self.sizes) == 1 or count > _MAX_ENTRIES else count
+        return None if count > _MAX_ENTRIES or 4 * self.num_pairs > 3 * sum(self.sizes) ** 2 else count
 
     def to(self, device: torch.device) -> GraphBlocks:
         """The same on another device."""
@@ -92,26 +92,30 @@ class GraphBlocks:
             with torch.inference_mode(False):
                 sizes = torch.tensor(self.sizes, device=self.device)
                 places = segments.ranges(torch.zeros_like(sizes), sizes)
-                counts = sizes.repeat_interleave(sizes)
-                columns = segments.ranges(torch.zeros_like(counts), counts)
-                rows = torch.arange(len(places), device=self.device).repeat_interleave(counts)
-                parts, order = self._parts(rows, columns)
+                parts, order = self._parts(sizes.repeat_interleave(sizes))
                 self._kept = _Layout(block_pattern(sizes.repeat(self.num_heads)), places, parts, order)
         return self._kept
 
-    def _parts(self, rows: Tensor, columns: Tensor) -> tuple[list[_Part], Tensor | None]:
-        """Which entries are found by which columns."""
+    def _parts(self, counts: Tensor) -> tuple[list[_Part], Tensor | None]:
+        """Which entries are found by which columns, given the number of entries of every row, [N]."""
         # A product has as many layers as there are heads, or powers of a matrix.
         layers = max(self.num_heads, 16)
-        width = min(self.largest, max(1, _AT_ONCE // (layers * sum(self.sizes))))
-        if width == self.largest:
-            return [_Part(0, width, rows * width + columns)], None
-        number, by_part = (columns // width).sort(stable=True)
-        parts = []
-        for first, chosen in zip(range(0, self.largest, width), by_part.split(number.bincount().tolist()), strict=True):
+        width = min(self.largest, max(1, _AT_ONCE // (layers * len(counts))))
+        rows, starts = torch.arange(len(counts), device=self.device), segments.pointers(counts)[:-1]
+        order = torch.empty(self.num_pairs, dtype=segments.index_type(self.num_pairs), device=self.device)
+        parts, done = [], 0
+        for first in range(0, self.largest, width):
             last = min(first + width, self.largest)
-            parts.append(_Part(first, last, rows[chosen] * (last - first) + columns[chosen] - first))
-        return parts, by_part.argsort()
+            own = (counts - first).clamp(0, last - first)
+            where = segments.ranges(rows * (last - first), own)
+            parts.append(_Part(first, last, where.to(segments.index_type(len(counts) * width))))
+            # Entries stand row by row, but are found part by part.
+            count = len(where)
+            order[segments.ranges(starts + first, own)] = torch.arange(
+                done, done + count, dtype=order.dtype, device=self.device
+            )
+            done += count
+        return parts, None if len(parts) == 1 else order
 
 
 @torch.compiler.assume_constant_result

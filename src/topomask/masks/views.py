@@ -45,20 +45,20 @@ class MaskViews:
 
     def _forget_last(self, graph: Graph | None = None) -> None:
         # A view holds its graph, so it must not be kept by that graph.
-        self._last, self._views = graph, dict[tuple[int, tuple[WalkRecipe, ...]], Mask]()
+        self._last, self._views = graph, dict[tuple[Mask | WalkRecipe, ...], Mask]()
         self._bound = dict[WalkRecipe, BoundWalks]()
 
     def on(self, mask: Mask, graph: Graph, parts: Sequence[Graph] | None = None) -> Mask:
         """The mask on a graph.
 
         Args:
-            mask: The mask; it must live as long as this object, or until :meth:`clear`.
+            mask: The mask.
             graph: The graph, or a batch.
             parts: The graphs that it is a batch of, in their order, where these come again in other batches.
         """
         if graph is not self._last:
             self._forget_last(graph)
-        key = id(mask), _recipes(mask)
+        key = _parts(mask)
         if key not in self._views:
             # Kept for training too, whatever mode asks for it first.
             with torch.inference_mode(False), torch.no_grad():
@@ -122,9 +122,10 @@ def _features(sides: list[WalkFeatures]) -> Features:
     return sides[0] if len(sides) == 1 else (sides[0], sides[1])
 
 
-def _recipes(mask: Mask) -> tuple[WalkRecipe, ...]:
-    """How a mask and its parts walk."""
-    return tuple(part.recipe for part in mask.modules() if isinstance(part, FeatureMask))
+def _parts(mask: Mask) -> tuple[Mask | WalkRecipe, ...]:
+    """A mask and those that it is made of, and how they walk: what a view is bound anew for."""
+    parts = [part for part in mask.modules() if isinstance(part, Mask)]
+    return (*parts, *(part.recipe for part in parts if isinstance(part, FeatureMask)))
 
 
 def _relink(view: nn.Module, mask: nn.Module) -> None:
@@ -133,7 +134,8 @@ def _relink(view: nn.Module, mask: nn.Module) -> None:
     view._buffers.update(mask._buffers)
     for name, part in mask._modules.items():
         own = view._modules[name]
-        if own is not part and isinstance(own, Mask | nn.ModuleList) and type(own) is type(part):
+        if isinstance(part, Mask | nn.ModuleList):
+            assert own is not None
             _relink(own, part)
         else:
             view._modules[name] = part

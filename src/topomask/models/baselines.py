@@ -196,7 +196,8 @@ class GraphNetworkConfig:
 def _check_one_layer(layer: str, norm: str, dropout: float, readout: str) -> None:
     """A ValueError for what would go between layers, where there is one."""
     what = "layer 'sgc' is one linear layer" if layer == "sgc" else "`depth` is 1"
-    if norm != "none":
+    # GIN has it in its perceptron, too.
+    if norm != "none" and layer != "gin":
         raise ValueError(f"`norm` is {norm!r}, but {what}, with no place for it. Leave it out.")
     # GAT also drops edges.
     if dropout and readout == "node" and layer != "gat":

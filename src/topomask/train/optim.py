@@ -60,6 +60,7 @@ def build_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.Optimi
         raise ValueError("The model has no parameter that requires a gradient, so there is nothing to train.")
     kind = torch.optim.AdamW if config.name == "adamw" else torch.optim.Adam
     # One kernel for all parameters: by default, small models spend a tenth of a step in the optimiser's loop.
+    fused = all(parameter.is_floating_point() for parameter in decaying + others)
     return kind(
-        [group for group in groups if group["params"]], lr=config.lr, betas=config.betas, eps=config.eps, fused=True
+        [group for group in groups if group["params"]], lr=config.lr, betas=config.betas, eps=config.eps, fused=fused
     )

@@ -130,6 +130,8 @@ class Study:
         told_apart = {name for name in _differing(runs) if not name.startswith("train.")}.union(repeated)
         for override in overrides:
             name = override.partition("=")[0].strip()
+            if name == "data.name":
+                raise ValueError(f"`{name}` cannot be set: published values and titles are of the data of this table.")
             if name in told_apart:
                 how = "Pass --seeds." if name in repeated else "Pass --only to choose rows."
                 raise ValueError(f"`{name}` cannot be set: the runs of this table differ in it. {how}")
@@ -201,7 +203,8 @@ def numbers_config(experiment: Experiment) -> dict[str, Any]:
 def _differing(experiments: Sequence[Experiment]) -> set[str]:
     """Names of the fields in which some experiments differ, as on the command line."""
     flat = [_flat(to_dict(experiment)) for experiment in experiments]
-    return {name for name in flat[0] if any(each.get(name) != flat[0][name] for each in flat)}
+    names = set().union(*flat)
+    return {name for name in names if any(name not in each or each[name] != flat[0].get(name) for each in flat)}
 
 
 def _flat(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
