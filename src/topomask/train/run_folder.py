@@ -69,9 +69,10 @@ class RunFolder:
                 f"{self.path} holds a run already. Pass resume=True to go on with it, or choose another folder. "
                 "On the command line, that is --resume or --output."
             )
-        # With the lock, nobody is writing these any more.
-        for leftover in (self.path / "checkpoints").glob(".*.tmp"):
-            leftover.unlink()
+        # With the lock, nobody is writing these any more: ours, and those of safetensors.
+        for pattern in (".*.tmp", ".tmp*"):
+            for leftover in (self.path / "checkpoints").glob(pattern):
+                leftover.unlink()
         checkpoint = self._last_good(fallback)
         if checkpoint is not None:
             self._check_config(checkpoint)
