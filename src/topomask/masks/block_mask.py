@@ -27,7 +27,7 @@ class BlockMask(GraphMask):
 
     @property
     def num_pairs_bound(self) -> int | None:
-        """Pairs of nodes of the same graph, where there are many small graphs; else M is taken for dense."""
+        """Pairs of nodes of the same graph; None where M is taken for dense, see :class:`GraphBlocks`."""
         return self._blocks.num_entries
 
     def pattern(self) -> Pattern:
@@ -35,7 +35,7 @@ class BlockMask(GraphMask):
         return super().pattern() if self.num_pairs_bound is None else self._blocks.pattern(self.structure)
 
     def entries(self) -> Entries:
-        """The blocks of the graphs of a batch. All are found at once, by as many products as the largest has nodes."""
+        """The blocks of the graphs of a batch, found by as many columns as the largest graph has nodes."""
         return super().entries() if self.num_pairs_bound is None else self._keep("entries", self._entries)
 
     def _entries(self) -> Entries:

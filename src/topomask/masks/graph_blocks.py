@@ -102,20 +102,20 @@ class GraphBlocks:
         layers = max(self.num_heads, 16)
         width = min(self.largest, max(1, _AT_ONCE // (layers * len(counts))))
         rows, starts = torch.arange(len(counts), device=self.device), segments.pointers(counts)[:-1]
-        order = torch.empty(self.num_pairs, dtype=segments.index_type(self.num_pairs), device=self.device)
-        parts, done = [], 0
+        parts, targets = [], []
         for first in range(0, self.largest, width):
             last = min(first + width, self.largest)
             own = (counts - first).clamp(0, last - first)
             where = segments.ranges(rows * (last - first), own)
             parts.append(_Part(first, last, where.to(segments.index_type(len(counts) * width))))
-            # Entries stand row by row, but are found part by part.
-            count = len(where)
-            order[segments.ranges(starts + first, own)] = torch.arange(
-                done, done + count, dtype=order.dtype, device=self.device
-            )
-            done += count
-        return parts, None if len(parts) == 1 else order
+            if width < self.largest:
+                targets.append(segments.ranges(starts + first, own))
+        if not targets:
+            return parts, None
+        # Entries stand row by row, but are found part by part.
+        order = torch.empty(self.num_pairs, dtype=segments.index_type(self.num_pairs), device=self.device)
+        order[torch.cat(targets)] = torch.arange(self.num_pairs, dtype=order.dtype, device=self.device)
+        return parts, order
 
 
 @torch.compiler.assume_constant_result

@@ -13,9 +13,10 @@ name                mask                                                        
 ``"none"``          nothing: without attention; and without a local branch, without the graph        none
 =================== ================================================================================ ================
 
-N is the number of nodes of all graphs of a batch, n that of one graph: pairs of two graphs are never formed. Linear
-attention takes O(N) with ``"walk"``, ``"visit"``, ``"neighbor"`` and ``"all"``, and O(K E) with ``"diffusion"`` and
-``"power-series"``; softmax attention goes over pairs.
+N is the number of nodes of all graphs of a batch, n that of one graph: pairs of two graphs are not formed, unless
+softmax attention with ``"diffusion"`` or ``"power-series"`` has more than 2^26 entries, or one graph has nearly all.
+Linear attention takes O(N) with ``"walk"``, ``"visit"``, ``"neighbor"`` and ``"all"``, and O(K E) with ``"diffusion"``
+and ``"power-series"``; softmax attention goes over pairs.
 """
 
 from __future__ import annotations

@@ -167,7 +167,7 @@ def test_groups_say_what_they_lack_and_how_many_tables_reach_their_value(tmp_pat
     assert compare("", ["motifs"], tmp_path).table is None, "nothing was run"
 
 
-def test_motif_detection_has_rows_in_our_blocks_and_says_how_large_all_are(tmp_path):
+def test_motif_detection_has_rows_in_residual_blocks_and_says_how_large_all_are(tmp_path):
     study = STUDIES["motif-grid"]()
     cells = {cell.name: cell.experiment.model for cell in study.cells}
     for name in ("gcn", "gat"):
