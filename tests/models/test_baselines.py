@@ -97,17 +97,23 @@ def test_looking_at_a_graph_first_does_not_stop_training_on_it(name):
     model(x, graph).sum().backward()
 
 
-def test_gcn_is_the_published_one_on_a_weighted_graph():
+@pytest.mark.parametrize("directed", [False, True])
+def test_gcn_is_the_published_one_on_a_weighted_graph(directed):
     torch.manual_seed(0)
     model = GraphNetwork(3, 2, "gcn", dim=8)
-    graph = ragged_graph()
-    x = torch.randn(graph.num_nodes, 3)
+    edges = [[0, 1, 2, 4, 3], [1, 2, 0, 4, 1]]  # With a loop, and a node alone.
+    graph = tm.Graph.from_edges(edges, weights=torch.rand(5) + 0.5, num_nodes=6, directed=directed)
+    x = torch.randn(graph.num_nodes, 3, requires_grad=True)
     first, second = GCNConv(3, 8), GCNConv(8, 2)
     for theirs, ours in zip((first, second), model.network.convs, strict=True):
         theirs.load_state_dict(ours.state_dict())
     edge_index, weights = graph.to_edge_index()
-    hidden = first(x, edge_index, weights.float()).relu()
-    torch.testing.assert_close(model(x, graph), second(hidden, edge_index, weights.float()))
+    # PyG sends messages from the first row to the second.
+    edge_index, weights = edge_index.flip(0), weights.float()
+    out, expected = model(x, graph), second(first(x, edge_index, weights).relu(), edge_index, weights)
+    torch.testing.assert_close(out, expected)
+    slopes = (torch.autograd.grad(each.square().sum(), x)[0] for each in (out, expected))
+    torch.testing.assert_close(*slopes)
 
 
 def test_sparse_features_are_encoded_or_made_dense():

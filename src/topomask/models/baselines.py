@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
@@ -20,8 +21,9 @@ from topomask.nn.readout import Readout
 from topomask.nn.sparse_rows import apply_linear, drop_features
 
 Layer = Literal["gcn", "gat", "sgc", "gin"]
-# Edges as PyG has them, with weights where they are not all 1; they go when the graph goes.
+# Edges as PyG has them, with weights where they are not all 1, and what GCN makes of them; they go when the graph goes.
 _KEPT: WeakKeyDictionary[Graph, tuple[Tensor, Tensor | None]] = WeakKeyDictionary()
+_NORMALIZED: WeakKeyDictionary[Graph, Tensor] = WeakKeyDictionary()
 _WEIGHTED = ("gcn", "sgc")
 # By default PyG's LayerNorm runs over all nodes, those of other graphs too.
 _NORMS: dict[str, dict[str, Any]] = {
@@ -123,7 +125,10 @@ class GraphNetwork(nn.Module):
                 f"`graph` has weights, which layer {self.layer!r} has no use for. Take one of {_WEIGHTED}, or build "
                 "the graph without weights."
             )
-        tokens = self.network(tokens, edge_index, **({} if weights is None else {"edge_weight": weights}))
+        if self.layer == "gcn":
+            tokens = self.network(tokens, _normalized(graph, tokens.device))
+        else:
+            tokens = self.network(tokens, edge_index, **({} if weights is None else {"edge_weight": weights}))
         if self.head is None:
             return tokens
         return self.head(F.dropout(self.readout(tokens, graph), self.dropout, self.training))
@@ -137,7 +142,7 @@ class _ResidualNetwork(nn.Module):
         pyg = need("torch_geometric.nn", "PyG", "pyg", f"The baseline {layer!r}")
         self.norms = nn.ModuleList(nn.LayerNorm(dim) for _ in range(depth))
         self.layers = nn.ModuleList(
-            pyg.GCNConv(dim, dim) if layer == "gcn" else pyg.GATConv(dim, dim // num_heads, num_heads)
+            pyg.GCNConv(dim, dim, normalize=False) if layer == "gcn" else pyg.GATConv(dim, dim // num_heads, num_heads)
             for _ in range(depth)
         )
         self.perceptrons = nn.ModuleList(MLP(dim, 2 * dim) for _ in range(depth))
@@ -145,10 +150,10 @@ class _ResidualNetwork(nn.Module):
         self.norm = nn.LayerNorm(dim)
         self.head = nn.Identity() if out is None else nn.Linear(dim, out)
 
-    def forward(self, x: Tensor, edge_index: Tensor, **weighted: Tensor) -> Tensor:
+    def forward(self, x: Tensor, edges: Tensor) -> Tensor:
         """Tokens, or classes, of all nodes."""
         for norm, layer, perceptron in zip(self.norms, self.layers, self.perceptrons, strict=True):
-            x = x + self.dropout(perceptron(self.dropout(layer(norm(x), edge_index, **weighted))))
+            x = x + self.dropout(perceptron(self.dropout(layer(norm(x), edges))))
         return self.head(self.norm(x))
 
 
@@ -224,7 +229,7 @@ def _network(
         # An activation after the last layer too; GIN looks at all layers, as published.
         common["jk"] = "cat" if layer == "gin" else "last"
     if layer == "gcn":
-        return pyg.GCN(width, dim, depth, **common)
+        return pyg.GCN(width, dim, depth, **common, normalize=False)
     if layer == "gin":
         return pyg.GIN(width, dim, depth, **common, train_eps=True)
     # The activation of the paper.
@@ -241,3 +246,19 @@ def _edges_of(graph: Graph, device: torch.device) -> tuple[Tensor, Tensor | None
             _KEPT[graph] = edge_index, values.float() if bool((values != 1).any()) else None
     edge_index, weights = _KEPT[graph]
     return edge_index.to(device), None if weights is None else weights.to(device)
+
+
+def _normalized(graph: Graph, device: torch.device) -> Tensor:
+    """The adjacency as GCN has it, in PyG's fast form: a sparse matrix, normalized once for all layers and steps."""
+    if graph not in _NORMALIZED:
+        conv = need("torch_geometric.nn.conv.gcn_conv", "PyG", "pyg", "The baseline 'gcn'")
+        utils = need("torch_geometric.utils", "PyG", "pyg", "The baseline 'gcn'")
+        with (
+            torch.inference_mode(False),
+            torch.sparse.check_sparse_tensor_invariants(),
+            # That CSR is in beta.
+            warnings.catch_warnings(action="ignore", category=UserWarning),
+        ):
+            edge_index, weights = conv.gcn_norm(*_edges_of(graph, torch.device("cpu")), graph.num_nodes)
+            _NORMALIZED[graph] = utils.to_torch_csr_tensor(edge_index.flip(0), weights, size=(graph.num_nodes,) * 2)
+    return _NORMALIZED[graph].to(device)

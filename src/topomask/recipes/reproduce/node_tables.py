@@ -90,13 +90,21 @@ _OTHERS: dict[str, Any] = {
     "network_train": dict.fromkeys(("gcn", "gat"), _training(300, 1e-2, 1e-3, 60)),
     "seeds": 10,
 }
+# Of 519,000 edges: fewer and narrower layers, which have better validation nodes than five of width 64.
+_NARROW = _RESIDUAL | {"dim": 32, "depth": 2, "num_heads": 4}
+_TOLOKERS: dict[str, Any] = _OTHERS | {
+    "train": _training(100, 1e-2, 1e-3, 60),
+    "model": _OTHERS["model"] | {"depth": 5},
+    "networks": dict.fromkeys(("gcn", "gat"), _NARROW),
+    "network_train": {"gcn": _training(150, 1e-2, 1e-3, 60), "gat": _training(200, 5e-3, 1e-3, 60)},
+}
 _SETTINGS: dict[str, _Setting] = {
     "citeseer": _Setting("70.3", "72.5 ± 0.7", **_PAPERS),
     "cora": _Setting("81.5", "83.0 ± 0.7", **_PAPERS),
     "coauthor-cs": _Setting("92.92 ± 0.12", "93.61 ± 0.14", **_AUTHORS),
     "coauthor-physics": _Setting("96.18 ± 0.07", "96.17 ± 0.08", **_AUTHORS),
     "minesweeper": _Setting("89.75 ± 0.52", "92.01 ± 0.68", **_OTHERS),
-    "tolokers": _Setting("83.64 ± 0.67", "83.70 ± 0.47", **_OTHERS),
+    "tolokers": _Setting("83.64 ± 0.67", "83.70 ± 0.47", **_TOLOKERS),
 }
 
 # Values that our row should reach, and what they are.
