@@ -94,6 +94,10 @@ def test_a_row_that_misses_its_published_value_makes_comparisons_void(tmp_path):
     notes = summarize(study, tmp_path / "results").notes
     # The mean of the first row is 50.17, and that of the second is above its value.
     assert [note.endswith("; void: unmasked is 1.33 points below its published value.") for note in notes] == [True] * 2
+    explained = replace(study, cells=[replace(cells[0], short_because="it is known why"), *cells[1:]])
+    notes = summarize(explained, tmp_path / "results").notes
+    expected = "; unmasked is 1.33 points below its published value: it is known why."
+    assert [note.endswith(expected) for note in notes] == [True] * 2
     close = replace(study, cells=[replace(cells[0], paper="51.0"), *cells[1:]])
     assert "void" not in "".join(summarize(close, tmp_path / "results").notes)
     assert "void" not in "".join(summarize(replace(study, void_below=None), tmp_path / "results").notes)
@@ -141,6 +145,8 @@ def test_tables_at_a_glance(tmp_path):
     found = overview([(published, tmp_path / "results")], ours="grf").rows[0]
     assert (better, worse, undecided) == ("unmasked; masked more", "", "")
     assert found[4] == "unmasked (void); masked more"
+    known_why = replace(published, cells=[replace(published.cells[0], short_because="why"), *study.cells[1:]])
+    assert overview([(known_why, tmp_path / "results")], ours="grf").rows[0][4] == "unmasked; masked more"
     turned = overview([(study, tmp_path / "results")], ours="grf-100").rows[0]
     assert turned[4:] == ["", "unmasked; masked", ""]
     # What is not whole is not compared.

@@ -32,6 +32,7 @@ class _Setting:
         network_train: How these are trained, where that differs.
         choose_by: What of the validation nodes weights are chosen by.
         seeds: Runs: as many as there are splits, where there are several.
+        gat_short_because: Why GAT misses its published value, where it does.
         remark: What else there is to say of it.
     """
 
@@ -44,6 +45,7 @@ class _Setting:
     network_train: dict[str, TrainConfig] = field(default_factory=dict)
     choose_by: ChooseBy = "metric"
     seeds: int = 5
+    gat_short_because: str = ""
     remark: str = ""
 
 
@@ -73,6 +75,11 @@ _PAPERS: dict[str, Any] = {
     "remark": " Settings were fixed with accuracies of test nodes in view: those of GCN and GAT to find their "
     "published values, ours by trying four; so no row is a clean estimate.",
 }
+# Fey and Lenssen's value is quoted in issue 2251 of PyG; the rule of GAT's authors is in issue 14 of theirs.
+_GAT_OF_PYG = (
+    "PyG's own authors have 70.8 with it (Fey and Lenssen, 2019); GAT's authors chose weights on this set by the last "
+    "of the best accuracies of validation nodes, not by the loss"
+)
 _AUTHORS: dict[str, Any] = {
     "source": "as listed by Shirzad et al. (2023) and others for 60/20/20 splits",
     "train": _training(60, 2e-3, 1e-2, 20),
@@ -99,7 +106,7 @@ _TOLOKERS: dict[str, Any] = _OTHERS | {
     "network_train": {"gcn": _training(150, 1e-2, 1e-3, 60), "gat": _training(200, 5e-3, 1e-3, 60)},
 }
 _SETTINGS: dict[str, _Setting] = {
-    "citeseer": _Setting("70.3", "72.5 ± 0.7", **_PAPERS),
+    "citeseer": _Setting("70.3", "72.5 ± 0.7", **_PAPERS, gat_short_because=_GAT_OF_PYG),
     "cora": _Setting("81.5", "83.0 ± 0.7", **_PAPERS),
     "coauthor-cs": _Setting("92.92 ± 0.12", "93.61 ± 0.14", **_AUTHORS),
     "coauthor-physics": _Setting("96.18 ± 0.07", "96.17 ± 0.08", **_AUTHORS),
@@ -135,11 +142,11 @@ def nodes(name: str) -> Study:
             f"the weights with the best {'loss' if setting.choose_by == 'loss' else 'metric'} of validation nodes "
             f"count.{setting.remark} Values of GCN and GAT beside ours are published "
             f"({setting.source}); where one misses its value by more than a point, comparisons with it are "
-            f"void.{' ' + OVERLAP if splits > 1 else ''}",
+            f"void, unless it is known why.{' ' + OVERLAP if splits > 1 else ''}",
         ),
         cells=(
             Cell("gcn", "GCN (PyG)", network("gcn"), setting.gcn),
-            Cell("gat", "GAT (PyG)", network("gat"), setting.gat),
+            Cell("gat", "GAT (PyG)", network("gat"), setting.gat, short_because=setting.gat_short_because),
             Cell("grf", "graph random features, with neighbours beside", ours("grf", mask_options=_WALKS)),
             Cell("unmasked", "the same without a mask", ours("linear")),
             Cell("local", "the same without attention", ours("mlp", local=setting.model["local"])),

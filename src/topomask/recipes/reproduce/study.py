@@ -39,6 +39,7 @@ class Cell:
         experiment: What is run for it.
         paper: The paper's value, on the paper's data.
         alternatives: Other configurations of it; for every seed, the study says by what one of all is chosen.
+        short_because: Why it may miss the paper's value, where that is known: comparisons with it count all the same.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Cell:
     experiment: Experiment
     paper: str = NOT_AVAILABLE
     alternatives: Sequence[Experiment] = ()
+    short_because: str = ""
 
     def runs(self) -> dict[str, Experiment]:
         """All that is run for it, by the names of its files."""

@@ -104,12 +104,12 @@ def _judge(study: Study, claim: Claim, values: dict[str, dict[int, float]]) -> s
     verdict = gap.verdict if gap.count >= study.seeds else "open"
     pairs = f"{gap.count} {study.repeats if gap.count > 1 else study.repeats.removesuffix('s')}"
     compared = [cell for cell in study.cells if cell.name in (claim.better, claim.worse)]
-    void = "".join(_void(study, cell, values[cell.name]) for cell in compared)
-    return f"{text}: {verdict} here, by {_interval(study, gap)} {study.gap_unit}, paired over {pairs}{void}."
+    short = "".join(_short_of_paper(study, cell, values[cell.name]) for cell in compared)
+    return f"{text}: {verdict} here, by {_interval(study, gap)} {study.gap_unit}, paired over {pairs}{short}."
 
 
-def _void(study: Study, cell: Cell, own: dict[int, float]) -> str:
-    """That comparisons with a row do not count, where it is whole and misses its paper's value."""
+def _short_of_paper(study: Study, cell: Cell, own: dict[int, float]) -> str:
+    """That a row misses its paper's value, where it is whole: comparisons do not count, unless it is known why."""
     known = published(cell.paper)
     if study.void_below is None or known is None or len(own) < study.seeds:
         return ""
@@ -118,7 +118,8 @@ def _void(study: Study, cell: Cell, own: dict[int, float]) -> str:
     if missed <= study.void_below:
         return ""
     where = "below" if study.higher_is_better else "above"
-    return f"; void: {cell.label} is {missed:.2f} {study.gap_unit} {where} its published value"
+    text = f"{cell.label} is {missed:.2f} {study.gap_unit} {where} its published value"
+    return f"; {text}: {cell.short_because}" if cell.short_because else f"; void: {text}"
 
 
 def _judge_target(study: Study, target: Target, own: dict[int, float]) -> str:
@@ -171,7 +172,7 @@ def overview(studies: Sequence[tuple[Study, Path]], ours: str) -> Table:
         for cell in study.cells:
             between = None if cell.name == ours else _better_by(study, values[ours], values[cell.name])
             if between is not None and between.count >= study.seeds:
-                void = " (void)" if _void(study, cell, values[cell.name]) else ""
+                void = " (void)" if _short_of_paper(study, cell, values[cell.name]).startswith("; void") else ""
                 verdicts[between.verdict].append(cell.label + void)
         listed = ["; ".join(labels) for labels in verdicts.values()]
         rows.append([study.title, _describe(study, values[ours]), known, added, *listed])
