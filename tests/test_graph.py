@@ -103,6 +103,12 @@ def test_pyg_data_and_batch():
         data.append(Data(edge_index=edge_index, edge_weight=weights, num_nodes=part.num_nodes))
     assert tm.Graph.from_pyg(data[2]).fingerprint == parts[2].fingerprint
     assert tm.Graph.from_pyg(Batch.from_data_list(data)).fingerprint == tm.Graph.batch(parts).fingerprint
+    batch = Batch.from_data_list(data)
+    del batch.ptr
+    assert tm.Graph.from_pyg(batch).fingerprint == tm.Graph.batch(parts).fingerprint
+    batch.batch = batch.batch.flip(0)
+    with pytest.raises(ValueError, match="`batch` must hold an ascending number from 0 for each"):
+        tm.Graph.from_pyg(batch)
     nothing = Data(edge_index=torch.zeros(2, 0, dtype=torch.int64), edge_weight=torch.zeros(0), num_nodes=0)
     trailing = Batch.from_data_list([*data, nothing])
     assert tm.Graph.from_pyg(trailing).num_graphs == 4

@@ -13,7 +13,7 @@ import scipy.sparse as sp
 import torch
 from torch import Tensor
 
-from topomask.graph_input import Array, check_nodes, edge_array, node_count, weight_array
+from topomask.graph_input import Array, check_nodes, edge_array, node_count, starts_in_pyg, weight_array
 from topomask.ops import segments
 from topomask.ops.sample_walks.reference import GraphTensors
 
@@ -135,7 +135,7 @@ class Graph:
     def from_pyg(cls, data: Any, *, directed: bool = False, signed: bool = False) -> Self:
         """Build a graph from a PyG ``Data`` or ``Batch``; ``edge_weight`` is used where present.
 
-        A ``Batch`` stays a batch: walks know which graph they are in.
+        A ``Batch``, or data with ``batch``, stays a batch: walks know which graph they are in.
         """
         edge_index, weights = data.edge_index, getattr(data, "edge_weight", None)
         graph = cls.from_edges(edge_index, data.num_nodes, weights, directed=True, signed=signed)
@@ -143,8 +143,7 @@ class Graph:
             graph._check_symmetric(
                 "`edge_index`", "Pass directed=True, or add the reverse edges with PyG's to_undirected() first."
             )
-        ptr = getattr(data, "ptr", None)
-        starts = np.array([0, graph.num_nodes]) if ptr is None else ptr.cpu().numpy()
+        starts = starts_in_pyg(data, graph.num_nodes)
         sizes = np.diff(starts)
         graph_index = np.repeat(np.arange(len(sizes)), sizes)
         row = graph._rows()

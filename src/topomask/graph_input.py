@@ -148,3 +148,19 @@ def weight_array(weights: Any, pairs: Array, signed: bool) -> Array:
             "Pass signed=True to allow negative weights."
         )
     return values
+
+
+def starts_in_pyg(data: Any, num_nodes: int) -> Array:
+    """Where the graphs of PyG's data start, and where the last ends: by ``ptr``, else by ``batch``."""
+    ptr, batch = getattr(data, "ptr", None), getattr(data, "batch", None)
+    if ptr is not None:
+        return ptr.cpu().numpy()
+    if batch is None:
+        return np.array([0, num_nodes])
+    owner = batch.cpu().numpy()
+    if len(owner) != num_nodes or (len(owner) and (owner[0] < 0 or (np.diff(owner) < 0).any())):
+        raise ValueError(
+            f"`batch` must hold an ascending number from 0 for each of the {num_nodes} nodes: graphs side by side. "
+            "Rebuild it with PyG's Batch."
+        )
+    return np.concatenate([[0], np.cumsum(np.bincount(owner))])

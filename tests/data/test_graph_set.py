@@ -76,6 +76,13 @@ def test_sets_come_from_pyg():
         GraphSet.from_pyg("pairs", [])
     with pytest.raises(ValueError, match=r"`x` of graph 1 of pairs must have shape .*, but has shape \(2,\)"):
         GraphSet.from_pyg("pairs", [data[0], Data(x=torch.ones(2), edge_index=edges, y=torch.tensor([0]))])
+    for y, message in (
+        (torch.tensor([0.9]), "`y` of graph 1 of pairs must be integers, classes from 0, but is torch.float32"),
+        (torch.tensor([[0, 1, 1]]), r"`y` of graph 1 of pairs must be 1 class, but has shape \(1, 3\)"),
+        (torch.tensor([-1]), "`y` of graph 1 of pairs must be classes from 0, but holds -1"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            GraphSet.from_pyg("pairs", [data[0], Data(x=torch.ones(2, 3), edge_index=edges, y=y)])
     with pytest.raises(ValueError, match="`max_degree` is 3, but is for degree='one-hot' only, not 'none'"):
         GraphSet.from_pyg("pairs", data, max_degree=3)
 

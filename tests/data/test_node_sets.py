@@ -58,7 +58,7 @@ def test_features_are_scaled(tmp_path, monkeypatch):
     assert binary.tolist() == [[1, 0, 1], [0, 0, 0], [0, 1, 0], [1, 1, 1]]
     rows = node_set(NAME, tmp_path, scaling="row").x.to_dense()
     torch.testing.assert_close(rows.sum(dim=1), torch.tensor([1.0, 0.0, 1.0, 1.0]))
-    monkeypatch.setitem(NODE_SETS, NAME, NodeEntry(4, "roc_auc", scaling="binary", sparse=False))
+    monkeypatch.setitem(NODE_SETS, NAME, NodeEntry(4, 2, "roc_auc", scaling="binary", sparse=False))
     found = node_set(NAME, tmp_path)
     assert torch.equal(found.x, binary)
     assert found.metric == "roc_auc"
@@ -115,6 +115,11 @@ def test_files_that_are_cut_off_or_hold_objects_are_refused(tmp_path):
         ),
         ({"x_indices": np.full(6, 7)}, "The features in .*tiny.npz are no sparse matrix"),
         ({"x_data": np.ones(2)}, "The features in .*tiny.npz are no sparse matrix"),
+        (
+            {"x_data": np.array([1, 1, np.nan, 1, 1, 1])},
+            "The features in .*tiny.npz must be finite, but those of node 2",
+        ),
+        ({"edges": np.array([[0.4, 1.0], [3.0, 2.0]])}, "contradicts itself: .*integers"),
     ],
 )
 def test_contradictions_are_named(tmp_path, changes, message):
@@ -125,8 +130,11 @@ def test_contradictions_are_named(tmp_path, changes, message):
 
 def test_a_known_set_of_another_size_is_refused(tmp_path, monkeypatch):
     write(tmp_path)
-    monkeypatch.setitem(NODE_SETS, NAME, NodeEntry(5))
+    monkeypatch.setitem(NODE_SETS, NAME, NodeEntry(5, 2))
     with pytest.raises(ValueError, match=r"tiny.npz has 4 nodes, but tiny has 5"):
+        node_set(NAME, tmp_path)
+    monkeypatch.setitem(NODE_SETS, NAME, NodeEntry(4, 3))
+    with pytest.raises(ValueError, match=r"contradicts itself: there are 2 edges, but tiny has 3"):
         node_set(NAME, tmp_path)
 
 
@@ -138,6 +146,20 @@ def test_sets_come_from_pyg():
     data.val_mask = ~data.train_mask & torch.tensor([[True], [True], [False]])
     # One test part for all splits, as in WikiCS.
     data.test_mask = torch.tensor([False, False, True])
+    for field, value, message in (
+        ("x", None, "one has no `x`, features of its nodes"),
+        ("y", None, "one has no `y`, classes of its nodes"),
+        ("y", torch.tensor([0.2, 0.7, 1.6]), "`y` of one must be integers"),
+        ("y", torch.tensor([0, -1, 1]), "`y` of one must be classes from 0, but holds -1"),
+        ("y", torch.tensor([0, 1]), r"`y` of one must be 3 classes, but has shape \(2,\)"),
+    ):
+        kept = data[field]
+        data[field] = value
+        with pytest.raises(ValueError, match=message):
+            NodeSet.from_pyg("one", data)
+        data[field] = kept
+    with pytest.raises(ValueError, match=r"`metric` must be one of .*, but is 'auc'"):
+        NodeSet.from_pyg("one", data, "auc")
     found = NodeSet.from_pyg("one", data)
     assert (found.num_splits, found.num_classes) == (2, 2)
     assert [found.batch(split, 1).nodes.tolist() for split in ("train", "val", "test")] == [[1], [0], [2]]

@@ -9,7 +9,7 @@ import torch
 from torch_geometric.io import read_tu_data
 
 from data_files import zip_folder
-from topomask.data import MissingDataError, fair_splits, tu_dataset
+from topomask.data import MissingDataError, data_root, fair_splits, tu_dataset
 from topomask.data.tu import TU_SETS, TUEntry
 
 NAME = "TINY"
@@ -184,6 +184,31 @@ def test_empty_lines_at_the_end_are_no_lines(tmp_path, monkeypatch, end, chunk):
     found = tu_dataset(NAME, tmp_path, attributes=True)
     assert [graph.num_edges for graph in found.graphs] == [3, 1, 0]
     assert found.num_features == 5
+
+
+def test_a_known_set_without_its_node_labels_is_refused(tmp_path, monkeypatch):
+    write(tmp_path, leave_out="node_labels")
+    assert tu_dataset(NAME, tmp_path).num_features == 1, "a set of one's own may have none"
+    monkeypatch.setitem(TU_SETS, NAME, TUEntry(3, 2))
+    with pytest.raises(MissingDataError, match=r"'TINY' needs TINY_node_labels.txt"):
+        tu_dataset(NAME, tmp_path)
+
+
+def test_attributes_that_are_no_numbers_are_named(tmp_path):
+    write(tmp_path, node_attributes=FILES["node_attributes"].replace("3.0", "nan"))
+    assert tu_dataset(NAME, tmp_path).num_features == 3
+    with pytest.raises(ValueError, match=r"TINY_node_attributes.txt in .* must have finite numbers, but line 3 has"):
+        tu_dataset(NAME, tmp_path, attributes=True)
+
+
+# What is left out is large: COLLAB and REDDIT-BINARY take seconds to minutes.
+@pytest.mark.parametrize("name", ["ENZYMES", "IMDB-BINARY", "IMDB-MULTI", "MUTAG", "PROTEINS"])
+def test_the_real_sets_are_what_is_known_of_them(name):
+    if not (data_root() / "tudataset" / f"{name}.zip").is_file():
+        pytest.skip(f"the data root has no tudataset/{name}.zip: set TOPOMASK_DATA to run this")
+    found = tu_dataset(name)
+    assert len(found) == TU_SETS[name].num_graphs
+    assert sum(graph.num_edges for graph in found.graphs) == TU_SETS[name].num_edges
 
 
 def test_every_known_set_has_its_number_of_edges():

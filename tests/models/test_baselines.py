@@ -97,6 +97,23 @@ def test_looking_at_a_graph_first_does_not_stop_training_on_it(name):
     model(x, graph).sum().backward()
 
 
+@pytest.mark.parametrize("name", NETWORKS)
+def test_all_precisions(name):
+    torch.manual_seed(0)
+    model, graph = GraphNetwork(3, 2, name[:3], dim=16, **NETWORKS[name]).eval(), tm.Graph.batch(GRAPHS)
+    x = torch.randn(graph.num_nodes, 3)
+    expected = model(x, graph).detach()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        mixed = model(x, graph)
+    mixed.float().sum().backward()
+    double = copy.deepcopy(model).double()(x.double(), graph)
+    half = model.bfloat16()(x.bfloat16(), graph)
+    assert (double.dtype, half.dtype) == (torch.float64, torch.bfloat16)
+    torch.testing.assert_close(double.float(), expected)
+    for rough in (mixed, half):
+        torch.testing.assert_close(rough.float(), expected, rtol=0.1, atol=0.05 * expected.abs().max().item())
+
+
 @pytest.mark.parametrize("directed", [False, True])
 def test_gcn_is_the_published_one_on_a_weighted_graph(directed):
     torch.manual_seed(0)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from topomask.data.class_numbers import class_numbers
 from topomask.data.degrees import DegreeInput, degree_features
 from topomask.data.seeds import seeded_generator
 from topomask.graph import Graph
@@ -101,7 +102,8 @@ class GraphSet(Dataset[tuple[Graph, Tensor, int]]):
                     f"`x` of graph {number} of {name} must have shape [num_nodes, features], but has shape "
                     f"{tuple(data.x.shape)}."
                 )
-        labels = torch.stack([data.y.reshape(-1)[0] for data in found]).long()
+        each = [class_numbers(data.y, 1, f"`y` of graph {number} of {name}") for number, data in enumerate(found)]
+        labels = torch.cat(each)
         classes = tuple(str(number) for number in range(int(labels.max()) + 1))
         graphs = [Graph.from_pyg(data) for data in found]
         degrees = degree_features(graphs, degree, max_degree).split([graph.num_nodes for graph in graphs])

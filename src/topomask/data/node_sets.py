@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from topomask.data.archives import READ_ERRORS
+from topomask.data.class_numbers import class_numbers
 from topomask.data.root import data_root, missing
 from topomask.data.splits import check_split
 from topomask.graph import Graph
@@ -33,6 +34,7 @@ class NodeEntry:
 
     Args:
         num_nodes: Nodes.
+        num_edges: Edges, each pair of nodes counted once.
         metric: What is reported of it.
         scaling: What is done to its features.
         sparse: Whether features are kept sparse.
@@ -41,6 +43,7 @@ class NodeEntry:
     """
 
     num_nodes: int
+    num_edges: int
     metric: Metric = "accuracy"
     scaling: Scaling = "none"
     sparse: bool = True
@@ -49,15 +52,15 @@ class NodeEntry:
 
 
 NODE_SETS: dict[str, NodeEntry] = {
-    "citeseer": NodeEntry(3327, scaling="row", summary="3,327 papers in 6 classes, public split"),
-    "coauthor-cs": NodeEntry(18_333, scaling="binary", summary="18,333 authors in 15 fields"),
-    "coauthor-physics": NodeEntry(34_493, scaling="binary", summary="34,493 authors in 5 fields"),
-    "cora": NodeEntry(2708, scaling="row", summary="2,708 papers in 7 classes, public split"),
+    "citeseer": NodeEntry(3327, 4552, scaling="row", summary="3,327 papers in 6 classes, public split"),
+    "coauthor-cs": NodeEntry(18_333, 81_894, scaling="binary", summary="18,333 authors in 15 fields"),
+    "coauthor-physics": NodeEntry(34_493, 247_962, scaling="binary", summary="34,493 authors in 5 fields"),
+    "cora": NodeEntry(2708, 5278, scaling="row", summary="2,708 papers in 7 classes, public split"),
     "minesweeper": NodeEntry(
-        10_000, "roc_auc", sparse=False, num_splits=10, summary="a grid of 10,000 cells, some with mines"
+        10_000, 39_402, "roc_auc", sparse=False, num_splits=10, summary="a grid of 10,000 cells, some with mines"
     ),
     "tolokers": NodeEntry(
-        11_758, "roc_auc", sparse=False, num_splits=10, summary="11,758 workers, some of them banned"
+        11_758, 519_000, "roc_auc", sparse=False, num_splits=10, summary="11,758 workers, some of them banned"
     ),
 }
 
@@ -101,6 +104,10 @@ class NodeSet:
                 f"There must be features and a label for each of the {count} nodes, but there are {len(self.x)} and "
                 f"{len(self.labels)}."
             )
+        check_metric(self.metric)
+        labels = self.labels
+        if labels.is_floating_point() or not 0 <= int(labels.min()) <= int(labels.max()) < self.num_classes:
+            raise ValueError(f"`labels` must be integers in [0, {self.num_classes}), the number of classes.")
         for split in _SPLITS:
             mask = self.masks.get(split)
             if mask is None or mask.ndim != 2 or mask.shape[1] != count or mask.dtype != torch.bool:
@@ -134,13 +141,16 @@ class NodeSet:
 
         A mask [N] beside others [N, splits] counts for all of these, as the test nodes of ``WikiCS``.
         """
+        for field, what in (("x", "features of its nodes"), ("y", "classes of its nodes")):
+            if getattr(data, field, None) is None:
+                raise ValueError(f"{name} has no `{field}`, {what}. Set data.{field}.")
+        labels = class_numbers(data.y, data.num_nodes, f"`y` of {name}")
         masks = {}
         for split in _SPLITS:
             mask = getattr(data, f"{split}_mask", None)
             if mask is None:
                 raise ValueError(f"{name} must have `{split}_mask`. Make one with PyG's RandomNodeSplit.")
             masks[split] = mask[None] if mask.ndim == 1 else mask.T
-        labels = data.y.reshape(-1).long()
         return cls(name, Graph.from_pyg(data), data.x.float(), labels, int(labels.max()) + 1, _repeated(masks), metric)
 
     @property
@@ -201,7 +211,7 @@ def node_set(
             "It is an npz file with the arrays " + ", ".join(_KEYS) + ". PyG downloads the original: NodeSet.from_pyg."
         )
         raise missing(name, file.parent, [file.name], how)
-    entry = NODE_SETS.get(name, NodeEntry(0))
+    entry = NODE_SETS.get(name, NodeEntry(0, 0))
     found = _read(file)
     x = _features(file, found, entry.scaling if scaling is None else scaling)
     labels, num_nodes = found["y"], x.shape[0]
@@ -211,18 +221,27 @@ def node_set(
         raise ValueError(
             f"`y` of {file} must be {num_nodes} classes from 0, but has shape {labels.shape}. Get it again."
         )
-    metric = entry.metric if metric is None else metric
-    if metric not in get_args(Metric):
-        raise ValueError(f"`metric` must be one of {get_args(Metric)}, but is {metric!r}.")
+    metric = check_metric(entry.metric if metric is None else metric)
     try:
         masks = _repeated({split: torch.from_numpy(found[f"{split}_mask"]) for split in _SPLITS})
-        graph = Graph.from_edges(found["edges"].astype(np.int64).T, num_nodes)
+        edges = found["edges"]
+        # Two edges are a 2 x 2 array, which would be read the other way.
+        graph = Graph.from_edges(edges.T if edges.ndim == 2 else edges, num_nodes)
+        if entry.num_edges not in (0, graph.num_edges):
+            raise ValueError(f"there are {graph.num_edges:,} edges, but {name} has {entry.num_edges:,}.")
         rows = SparseRows.from_scipy(x)
         num_classes = int(labels.max()) + 1
         inputs = rows if entry.sparse else rows.to_dense()
         return NodeSet(name, graph, inputs, torch.from_numpy(labels).long(), num_classes, masks, metric)
     except ValueError as error:
         raise ValueError(f"{file} contradicts itself: {error} Get it again.") from None
+
+
+def check_metric(metric: Metric) -> Metric:
+    """A metric, or a ValueError."""
+    if metric not in get_args(Metric):
+        raise ValueError(f"`metric` must be one of {get_args(Metric)}, but is {metric!r}.")
+    return metric
 
 
 def _repeated(masks: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -253,6 +272,9 @@ def _features(file: Path, found: dict[str, Array], scaling: Scaling) -> Any:
         x.check_format(full_check=True)
     except (ValueError, TypeError) as error:
         raise ValueError(f"The features in {file} are no sparse matrix: {error}. Get it again.") from None
+    if not np.isfinite(x.data).all():
+        node = int(x.tocoo().coords[0][~np.isfinite(x.data)][0])
+        raise ValueError(f"The features in {file} must be finite, but those of node {node} are not. Mend them.")
     if scaling == "binary":
         x.data = (x.data != 0).astype(np.float32)
     elif scaling == "row":

@@ -49,6 +49,11 @@ class TUEntry:
     degree: DegreeInput = "none"
     max_degree: int = MAX_DEGREE
 
+    @property
+    def has_node_labels(self) -> bool:
+        """Whether it is a known set whose nodes have labels."""
+        return self.num_graphs > 0 and self.degree == "none"
+
 
 TU_SETS: dict[str, TUEntry] = {
     "COLLAB": TUEntry(5000, 3, 12_286_079, degree="one-hot"),
@@ -113,7 +118,8 @@ def tu_dataset(
     if max_degree is None and degree == "one-hot":
         max_degree = entry.max_degree
     degrees = degree_features(graphs, degree, max_degree)
-    x, quantities = _inputs(files, len(owner), attributes, degrees, degree == "log")
+    labels_of_nodes = files.need("node_labels") if entry.has_node_labels else files.numbers("node_labels")
+    x, quantities = _inputs(files, len(owner), labels_of_nodes, attributes, degrees, degree == "log")
     found = GraphSet(
         name, graphs, x.split([graph.num_nodes for graph in graphs]), torch.from_numpy(labels), classes, quantities
     )
@@ -292,10 +298,11 @@ def _distinct(keys: Array) -> Array:
     return keys[np.append(True, keys[1:] != keys[:-1])[: len(keys)]]
 
 
-def _inputs(files: _Files, num_nodes: int, attributes: bool, degrees: Tensor, log: bool) -> tuple[Tensor, list[int]]:
+def _inputs(
+    files: _Files, num_nodes: int, labels: Array | None, attributes: bool, degrees: Tensor, log: bool
+) -> tuple[Tensor, list[int]]:
     """The input of all nodes, and which columns of it are quantities: attributes, and degrees where they are."""
     parts, is_quantity = [], []
-    labels = files.numbers("node_labels")
     if labels is not None:
         _check_rows(files, "node_labels", labels, num_nodes)
         for column in labels.T:
@@ -305,6 +312,12 @@ def _inputs(files: _Files, num_nodes: int, attributes: bool, degrees: Tensor, lo
     if attributes:
         values = files.need("node_attributes", np.float64)
         _check_rows(files, "node_attributes", values, num_nodes)
+        if not np.isfinite(values).all():
+            line = int(np.flatnonzero(~np.isfinite(values).all(axis=1))[0]) + 1
+            raise ValueError(
+                f"{files.name}_node_attributes.txt in {files.where} must have finite numbers, but line {line} has "
+                f"{values[line - 1].tolist()}. Mend it, or pass attributes=False."
+            )
         parts.append(torch.from_numpy(values).float())
         is_quantity += [True] * values.shape[1]
     parts.append(degrees)

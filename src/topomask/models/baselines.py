@@ -23,7 +23,7 @@ from topomask.nn.sparse_rows import apply_linear, drop_features
 Layer = Literal["gcn", "gat", "sgc", "gin"]
 # Edges as PyG has them, with weights where they are not all 1, and what GCN makes of them; they go when the graph goes.
 _KEPT: WeakKeyDictionary[Graph, tuple[Tensor, Tensor | None]] = WeakKeyDictionary()
-_NORMALIZED: WeakKeyDictionary[Graph, Tensor] = WeakKeyDictionary()
+_NORMALIZED: WeakKeyDictionary[Graph, tuple[Tensor, Tensor, Tensor]] = WeakKeyDictionary()
 _WEIGHTED = ("gcn", "sgc")
 # By default PyG's LayerNorm runs over all nodes, those of other graphs too.
 _NORMS: dict[str, dict[str, Any]] = {
@@ -126,9 +126,8 @@ class GraphNetwork(nn.Module):
                 "the graph without weights."
             )
         if self.layer == "gcn":
-            tokens = self.network(tokens, _normalized(graph, tokens.device))
-        else:
-            tokens = self.network(tokens, edge_index, **({} if weights is None else {"edge_weight": weights}))
+            edge_index, weights = _normalized(graph, tokens)
+        tokens = self.network(tokens, edge_index, **({} if weights is None else {"edge_weight": weights}))
         if self.head is None:
             return tokens
         return self.head(F.dropout(self.readout(tokens, graph), self.dropout, self.training))
@@ -150,10 +149,10 @@ class _ResidualNetwork(nn.Module):
         self.norm = nn.LayerNorm(dim)
         self.head = nn.Identity() if out is None else nn.Linear(dim, out)
 
-    def forward(self, x: Tensor, edges: Tensor) -> Tensor:
+    def forward(self, x: Tensor, edge_index: Tensor, **weighted: Tensor) -> Tensor:
         """Tokens, or classes, of all nodes."""
         for norm, layer, perceptron in zip(self.norms, self.layers, self.perceptrons, strict=True):
-            x = x + self.dropout(perceptron(self.dropout(layer(norm(x), edges))))
+            x = x + self.dropout(perceptron(self.dropout(layer(norm(x), edge_index, **weighted))))
         return self.head(self.norm(x))
 
 
@@ -248,8 +247,11 @@ def _edges_of(graph: Graph, device: torch.device) -> tuple[Tensor, Tensor | None
     return edge_index.to(device), None if weights is None else weights.to(device)
 
 
-def _normalized(graph: Graph, device: torch.device) -> Tensor:
-    """The adjacency as GCN has it, in PyG's fast form: a sparse matrix, normalized once for all layers and steps."""
+def _normalized(graph: Graph, tokens: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Edges as GCN weighs them, once for all layers and steps: as a sparse matrix, which is PyG's fast form.
+
+    Products with that know no half precision: for it there are edges and weights.
+    """
     if graph not in _NORMALIZED:
         conv = need("torch_geometric.nn.conv.gcn_conv", "PyG", "pyg", "The baseline 'gcn'")
         utils = need("torch_geometric.utils", "PyG", "pyg", "The baseline 'gcn'")
@@ -260,5 +262,10 @@ def _normalized(graph: Graph, device: torch.device) -> Tensor:
             warnings.catch_warnings(action="ignore", category=UserWarning),
         ):
             edge_index, weights = conv.gcn_norm(*_edges_of(graph, torch.device("cpu")), graph.num_nodes)
-            _NORMALIZED[graph] = utils.to_torch_csr_tensor(edge_index.flip(0), weights, size=(graph.num_nodes,) * 2)
-    return _NORMALIZED[graph].to(device)
+            matrix = utils.to_torch_csr_tensor(edge_index.flip(0), weights, size=(graph.num_nodes,) * 2)
+            _NORMALIZED[graph] = matrix, edge_index, weights
+    matrix, edge_index, weights = _NORMALIZED[graph]
+    device, dtype = tokens.device, tokens.dtype
+    if torch.is_autocast_enabled(device.type) or dtype not in (torch.float32, torch.float64):
+        return edge_index.to(device), weights.to(device, dtype)
+    return matrix.to(device, dtype), None

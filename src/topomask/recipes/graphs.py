@@ -10,6 +10,7 @@ from typing import Self
 from topomask.data import MOTIFS, TU_SETS, Fold, GraphBatches, GraphSet, data_root, fair_splits, motifs, tu_dataset
 from topomask.data.degrees import DegreeInput
 from topomask.data.motifs import MOTIF_VERSION
+from topomask.data.splits import check_split
 from topomask.data.tu import TU_VERSION, TUEntry
 from topomask.models import GraphNetworkConfig, GraphTransformerConfig
 from topomask.recipes.experiment import ValidatedExperiment
@@ -71,6 +72,7 @@ class GraphData:
 
     def load(self, split: str) -> GraphSet:
         """A part of the set; quantities among its inputs are standardised over the graphs of training."""
+        check_split(split, Fold._fields, self.name)
         if self.name in MOTIFS:
             return _motifs(self.name, split, self.resolved().fold)
         root = data_root(self.root)

@@ -36,7 +36,7 @@ class NodeData:
 
     def resolved(self) -> Self:
         """The same with the defaults of the set written out, so that a record has all that shapes the input."""
-        entry = NODE_SETS.get(self.name, NodeEntry(0))
+        entry = NODE_SETS.get(self.name, NodeEntry(0, 0))
         scaling = entry.scaling if self.scaling is None else self.scaling
         return replace(self, scaling=scaling, metric=entry.metric if self.metric is None else self.metric)
 
@@ -79,7 +79,13 @@ class NodeExperiment(ValidatedExperiment):
 
     def batches(self, split: str, training: bool = False) -> Sequence[NodeBatch]:  # noqa: ARG002
         """The whole graph, with the nodes of a split."""
-        return [self.data.load().batch(split, self.data.split)]
+        found = self.data.load()
+        if not 0 <= self.data.split < found.num_splits:
+            raise ValueError(
+                f"`data.split` must lie in [0, {found.num_splits}), the splits of {found.name}, but is "
+                f"{self.data.split}."
+            )
+        return [found.batch(split, self.data.split)]
 
     def _task(self) -> Task:
         """Cross entropy, and the metric of the set."""

@@ -99,7 +99,7 @@ def test_a_table_of_motifs(monkeypatch, tmp_path):
 
 def test_a_table_of_nodes(monkeypatch, tmp_path):
     write_nodes(tmp_path / "data", "minesweeper")
-    entry = replace(NODE_SETS["minesweeper"], num_nodes=30, num_splits=2)
+    entry = replace(NODE_SETS["minesweeper"], num_nodes=30, num_edges=0, num_splits=2)
     monkeypatch.setitem(NODE_SETS, "minesweeper", entry)
     section = run("nodes-minesweeper", tmp_path, seeds=[1])
     values = values_of("nodes-minesweeper", tmp_path)
