@@ -57,6 +57,25 @@ class Recipe:
     made: int = field(init=False, default=3)
 
 
+def test_none_is_a_choice_where_one_has_that_name():
+    @dataclass(frozen=True)
+    class Data:
+        """Data.
+
+        Args:
+            degree: Degrees.
+        """
+
+        degree: Literal["none", "log"] | None = None
+
+    assert apply_overrides(Data(), ["degree=none"]).degree == "none"
+    assert apply_overrides(Data("log"), ["degree=default"]).degree is None
+    with pytest.raises(ConfigError, match=r"`degree` must be none \| log \| default, e.g. degree=none, but is 'None'"):
+        apply_overrides(Data(), ["degree=None"])
+    (line,) = (line for line in field_table(Data()).splitlines() if "degree" in line)
+    assert line.split()[:7] == ["degree", "none", "|", "log", "|", "default", "default"]
+
+
 @pytest.mark.parametrize(
     ("override", "value"),
     [

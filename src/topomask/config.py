@@ -54,7 +54,8 @@ def apply_overrides(config: _Config, overrides: Iterable[str]) -> _Config:
         path, equals, text = override.partition("=")
         path = path.strip()
         if not equals or not path:
-            example = next((f"{name}={_text(value)}" for name, _, value, _ in _leaves(config)), "field=value")
+            leaves = ((name, _text(value, kind)) for name, kind, value, _ in _leaves(config))
+            example = next((f"{name}={shown}" for name, shown in leaves), "field=value")
             raise ConfigError(f"An override must be field=value, e.g. {example}, but is {override!r}.")
         draft.set(path, text.strip())
     return draft.finish()
@@ -77,7 +78,7 @@ def from_dict(kind: type[_Config], data: Mapping[str, Any]) -> _Config:
 
 def field_table(config: Any) -> str:
     """Fields with types, values and what the docstring of their class says on them, as text in columns."""
-    rows = [(name, _name(kind), _text(value), doc) for name, kind, value, doc in _leaves(config)]
+    rows = [(name, _name(kind), _text(value, kind), doc) for name, kind, value, doc in _leaves(config)]
     rows.insert(0, ("field", "type", "value", ""))
     widths = [max(len(row[column]) for row in rows) for column in range(3)]
     lines = ("  ".join([*map(str.ljust, row[:3], widths), row[3]]) for row in rows)
@@ -234,6 +235,8 @@ def _paths(config: Any) -> list[str]:
 
 def _parse(kind: Any, text: str, path: str, example: Any = None) -> Any:
     """The value that a text stands for in a field of a type."""
+    if type(None) in _members(kind) and text.lower() == _nothing(kind):
+        return None
     for member in _members(kind):
         try:
             return _parse_one(member, text)
@@ -242,15 +245,16 @@ def _parse(kind: Any, text: str, path: str, example: Any = None) -> Any:
     if example is None:
         shown = next(_example(member) for member in _members(kind) if member is not type(None))
     else:
-        shown = _text(example)
+        shown = _text(example, kind)
     raise ConfigError(f"`{path}` must be {_name(kind)}, e.g. {path}={shown}, but is {text!r}.")
 
 
 def _parse_one(kind: Any, text: str) -> Any:
     """The value of a text for a type that is no union; a ValueError where it has none."""
-    if kind is type(None) or kind is bool:
-        words: dict[str, Any] = _WORDS if kind is bool else {"none": None, "null": None}
-        return _lookup(words, text.lower())
+    if kind is type(None):
+        raise ValueError(text)
+    if kind is bool:
+        return _lookup(_WORDS, text.lower())
     if kind is int:
         return _whole(text)
     if kind in (float, str, Path):
@@ -370,15 +374,17 @@ def _decode_one(kind: Any, value: Any, path: str) -> Any:
     raise TypeError(path)
 
 
-def _text(value: Any) -> str:
-    """A value as one would write it on the command line."""
+def _text(value: Any, kind: Any = None) -> str:
+    """A value as one would write it on the command line, for a field of a type."""
+    if value is None:
+        return _nothing(kind)
     if isinstance(value, tuple | list):
         if not value or isinstance(value[0], tuple | list):
             return f"[{','.join(f'({_text(item)})' for item in value)}]"
         return ",".join(map(_text, value))
     if isinstance(value, Enum):
         return value.name
-    return str(value).lower() if value is None or isinstance(value, bool) else str(value)
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _example(kind: Any) -> str:
@@ -398,10 +404,16 @@ def _name(kind: Any) -> str:
     if get_origin(kind) is Literal:
         return " | ".join(map(_text, get_args(kind)))
     if len(_members(kind)) > 1:
-        return " | ".join(map(_name, get_args(kind)))
+        return " | ".join(_nothing(kind) if member is type(None) else _name(member) for member in get_args(kind))
     if get_origin(kind) in (tuple, list):
         inner = ", ".join("..." if member is ... else _name(member) for member in get_args(kind))
         return f"{get_origin(kind).__name__}[{inner}]"
     if isinstance(kind, type) and issubclass(kind, Enum):
         return " | ".join(kind.__members__)
-    return "none" if kind is type(None) else getattr(kind, "__name__", str(kind))
+    return getattr(kind, "__name__", str(kind))
+
+
+def _nothing(kind: Any) -> str:
+    """How None is written in a field of a type: as none, unless a choice has that name."""
+    choices = [choice for member in _members(kind) if get_origin(member) is Literal for choice in get_args(member)]
+    return "default" if "none" in choices else "none"

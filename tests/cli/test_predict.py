@@ -125,3 +125,15 @@ def test_options_that_cannot_be_obeyed_are_refused(runs, tmp_path, recipe, optio
 
 def test_what_is_no_run_is_refused(tmp_path):
     assert "is no folder of a run" in refused(tmp_path, "file.png")
+
+
+def test_models_of_graphs_read_no_files(tmp_path, capsys):
+    main(["train", "motif", "--output", str(tmp_path / "run"), "train.steps=1", "train.epochs=none", "model.dim=8"])
+    out = capsys.readouterr().out
+    assert f"topomask eval {tmp_path / 'run'}" in out
+    assert "predict" not in out, "what cannot be asked is not suggested"
+    message = refused(tmp_path / "run", tmp_path / "graph.npz")
+    assert "the model of this run, of recipe 'motif', takes graphs" in message
+    assert "load_run" in message
+    main(["train", "digits", "--output", str(tmp_path / "digits"), "train.steps=1", *SMALL["digits"]])
+    assert f"topomask predict {tmp_path / 'digits'} FILE" in capsys.readouterr().out

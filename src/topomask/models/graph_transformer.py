@@ -208,7 +208,7 @@ class GraphTransformerConfig:
         input_dropout: Probability to drop an input feature.
         attention_dropout: Probability to drop a pair.
         feature_map: Feature map of linear attention; none is "relu".
-        normalizer: What attention divides by; none is that of the mask.
+        normalizer: What attention divides by; default is that of the mask.
     """
 
     in_features: int | None = None

@@ -27,9 +27,9 @@ class GraphData:
         root: The data root; none is $TOPOMASK_DATA, or a folder in the user's cache.
         fold: Which of the ten folds of the fair comparison; for motifs, the seed of the graphs.
         batch_size: Graphs per step, over all processes.
-        degree: The degree of nodes as input: "none", "one-hot" or "log"; none is the set's default.
-        attributes: Whether attributes of nodes are input; none is the set's default.
-        max_degree: Degrees from here on share a column, where they are one-hot; none is the set's default.
+        degree: The degree of nodes as input: "none", "one-hot" or "log"; default is that of the set.
+        attributes: Whether attributes of nodes are input; none is as usual for the set.
+        max_degree: Degrees from here on share a column, where they are one-hot; none is as usual for the set.
         version: How graphs and inputs are made; filled in, for the record.
     """
 

@@ -24,8 +24,8 @@ class NodeData:
         name: Name of the set, see topomask list.
         root: The data root; none is $TOPOMASK_DATA, or a folder in the user's cache.
         split: Which of the splits of the set.
-        scaling: What is done to features: "none", "binary" or "row"; none is the set's default.
-        metric: What is reported and chosen by: "accuracy" or "roc_auc"; none is the set's default.
+        scaling: What is done to features: "none", "binary" or "row"; default is that of the set.
+        metric: What is reported and chosen by: "accuracy" or "roc_auc"; none is as usual for the set.
     """
 
     name: str

@@ -16,7 +16,9 @@ from torch import Tensor
 from topomask.data import read_image, read_video
 from topomask.files import write_atomically
 from topomask.models import Interlacer
+from topomask.recipes.experiment import Experiment
 from topomask.recipes.labelled import ImageExperiment, LabelledExperiment, VideoExperiment
+from topomask.recipes.particles import ParticleExperiment
 from topomask.recipes.registry import TrainedRun
 
 
@@ -31,6 +33,11 @@ class Prediction:
 
     text: str
     facts: dict[str, Any]
+
+
+def predicts_files(experiment: Experiment) -> bool:
+    """Whether there are files that a model of this experiment can be asked about."""
+    return isinstance(experiment, LabelledExperiment | ParticleExperiment)
 
 
 def predict(
@@ -48,6 +55,11 @@ def predict(
     if top < 1 or num_steps < 1:
         raise ValueError(f"`top` and `steps` must be at least 1, but are {top} and {num_steps}.")
     experiment = run.experiment
+    if not predicts_files(experiment):
+        raise ValueError(
+            f"`topomask predict` reads pictures, videos and particles, but the model of this run, of recipe "
+            f"{experiment.recipe!r}, takes graphs. Load it with topomask.recipes.registry.load_run, and call its model."
+        )
     if isinstance(experiment, LabelledExperiment):
         if output is not None:
             raise ValueError("`output` is for particles. Classes are printed; add --json for lines of JSON.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from topomask.recipes.experiment import Experiment
+from topomask.recipes.predictions import predicts_files
 from topomask.train import Result, join_processes, plot_run
 
 
@@ -23,5 +24,6 @@ def train_recipe(experiment: Experiment, folder: Path, *, resume: bool = False, 
         found = ", ".join(f"{name} {value:.4g}" for name, value in result.metrics.items())
         print(f"After {result.step} steps and {result.seconds:.0f} s, on the part that is held out: {found}.")
         print(f"Pictures: {', '.join(map(str, pictures))}.")
-        print(f"Next: topomask eval {folder}; topomask predict {folder} FILE")
+        asked = f"; topomask predict {folder} FILE" if predicts_files(experiment) else ""
+        print(f"Next: topomask eval {folder}{asked}")
     return result
