@@ -1,4 +1,5 @@
 import json
+from functools import partial
 
 import numpy as np
 import pytest
@@ -6,6 +7,8 @@ import pytest
 from data_files import write_video
 from small_runs import SMALL, write_particles, write_picture
 from topomask.cli import main
+from topomask.data import motifs
+from topomask.recipes import graphs
 
 
 @pytest.fixture(scope="module")
@@ -127,7 +130,8 @@ def test_what_is_no_run_is_refused(tmp_path):
     assert "is no folder of a run" in refused(tmp_path, "file.png")
 
 
-def test_models_of_graphs_read_no_files(tmp_path, capsys):
+def test_models_of_graphs_read_no_files(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(graphs, "motifs", partial(motifs, num_pairs=3))
     main(["train", "motif", "--output", str(tmp_path / "run"), "train.steps=1", "train.epochs=none", "model.dim=8"])
     out = capsys.readouterr().out
     assert f"topomask eval {tmp_path / 'run'}" in out

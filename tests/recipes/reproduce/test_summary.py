@@ -137,18 +137,27 @@ def test_tables_at_a_glance(tmp_path):
     other = replace(study, folder="other")
     run(tmp_path, study)
     glance = overview([(study, tmp_path / "results"), (other, tmp_path / "nothing")], ours="grf")
-    ((title, ours, known, added, better, worse, undecided),) = glance.rows
+    ((title, ours, known, above, added, better, worse, undecided),) = glance.rows
+    assert above == ""
+    known_rows = replace(study, published=[("A", "75.9 ± 1"), ("B", "75.1"), ("C", "OOM"), ("D", "80")])
+    assert overview([(known_rows, tmp_path / "results")], ours="grf").rows[0][3] == "A, D"
+    assert summarize(known_rows, tmp_path / "results").notes[-1] == (
+        "Published rows with a better mean than masked: 2 of 3: A, D."
+    )
+    smaller = replace(known_rows, higher_is_better=False)
+    assert overview([(smaller, tmp_path / "results")], ours="grf").rows[0][3] == "B"
+    assert not any("Published" in note for note in summarize(replace(known_rows, seeds=4), tmp_path / "results").notes)
     assert (title, ours, known) == ("Table 9: toys", "75.17 ± 0.21 (3 seeds)", "somebody's value 76.0 ± 1.0")
     assert added.startswith("+25.00")
     # Of 69.3 published the first has 50.17.
     published = replace(study, cells=[replace(study.cells[0], paper="69.3"), *study.cells[1:]])
     found = overview([(published, tmp_path / "results")], ours="grf").rows[0]
     assert (better, worse, undecided) == ("unmasked; masked more", "", "")
-    assert found[4] == "unmasked (void); masked more"
+    assert found[5] == "unmasked (void); masked more"
     known_why = replace(published, cells=[replace(published.cells[0], short_because="why"), *study.cells[1:]])
-    assert overview([(known_why, tmp_path / "results")], ours="grf").rows[0][4] == "unmasked; masked more"
+    assert overview([(known_why, tmp_path / "results")], ours="grf").rows[0][5] == "unmasked; masked more"
     turned = overview([(study, tmp_path / "results")], ours="grf-100").rows[0]
-    assert turned[4:] == ["", "unmasked; masked", ""]
+    assert turned[5:] == ["", "unmasked; masked", ""]
     # What is not whole is not compared.
     begun = replace(study, seeds=4)
-    assert overview([(begun, tmp_path / "results")], ours="grf").rows[0][4:] == ["", "", ""]
+    assert overview([(begun, tmp_path / "results")], ours="grf").rows[0][5:] == ["", "", ""]

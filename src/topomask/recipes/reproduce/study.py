@@ -19,6 +19,8 @@ from topomask.train.config import FREE_FIELDS
 from topomask.train.run_folder import versions
 
 NOT_AVAILABLE = "not available"
+# Heading of published values that are of the same data.
+PUBLISHED = "published"
 OVERLAP = (
     "Training sets overlap from one to the next, so intervals of differences have the corrected variance of Nadeau and "
     "Bengio (2003)."

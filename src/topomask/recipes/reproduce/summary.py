@@ -38,6 +38,7 @@ def summarize(study: Study, results: Path) -> Section:
     ]
     notes = [_judge(study, claim, values) for claim in study.claims]
     notes += [_judge_target(study, target, values[target.cell]) for target in study.targets]
+    notes += [_rank(study, cell, values[cell.name]) for cell in study.cells if _is_ranked(study, cell, values)]
     lacking = _lacking(study, values)
     if lacking:
         notes.append(f"Not whole yet: {'; '.join(lacking)}.")
@@ -130,6 +131,26 @@ def _judge_target(study: Study, target: Target, own: dict[int, float]) -> str:
     return f"{label} {target.name}, {target.value} {study.unit}: {found}."
 
 
+def _is_ranked(study: Study, cell: Cell, values: dict[str, dict[int, float]]) -> bool:
+    """Whether a row is one that is held against published rows, and whole."""
+    named = any(target.cell == cell.name for target in study.targets)
+    return named and bool(study.published) and len(values[cell.name]) >= study.seeds
+
+
+def _rank(study: Study, cell: Cell, own: dict[int, float]) -> str:
+    above = _published_above(study, own)
+    which = f": {', '.join(above)}" if above else ""
+    count = sum(published(value) is not None for _, value in study.published)
+    return f"Published rows with a better mean than {cell.label}: {len(above)} of {count}{which}."
+
+
+def _published_above(study: Study, own: dict[int, float]) -> list[str]:
+    """Published rows with a better mean than ours."""
+    mean = study.scale * spread(own).mean
+    known = [(label, found[0]) for label, value in study.published if (found := published(value)) is not None]
+    return [label for label, value in known if (value > mean if study.higher_is_better else value < mean)]
+
+
 def _reached(study: Study, target: Target, own: dict[int, float]) -> bool | None:
     return target.reached([study.scale * value for value in own.values()], study.seeds)
 
@@ -175,6 +196,16 @@ def overview(studies: Sequence[tuple[Study, Path]], ours: str) -> Table:
                 void = " (void)" if _short_of_paper(study, cell, values[cell.name]).startswith("; void") else ""
                 verdicts[between.verdict].append(cell.label + void)
         listed = ["; ".join(labels) for labels in verdicts.values()]
-        rows.append([study.title, _describe(study, values[ours]), known, added, *listed])
-    headings = ["", "ours, %", "published, %", "mask adds, points", "better than", "worse than", "undecided"]
+        above = ", ".join(_published_above(study, values[ours])) if len(values[ours]) >= study.seeds else ""
+        rows.append([study.title, _describe(study, values[ours]), known, above, added, *listed])
+    headings = [
+        "",
+        "ours, %",
+        "published, %",
+        "published means above ours",
+        "mask adds, points",
+        "better than",
+        "worse than",
+        "undecided",
+    ]
     return Table(headings, rows)
