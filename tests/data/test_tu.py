@@ -1,4 +1,3 @@
-import json
 import re
 import zipfile
 from pathlib import Path
@@ -9,7 +8,7 @@ import torch
 from torch_geometric.io import read_tu_data
 
 from data_files import zip_folder
-from topomask.data import MissingDataError, data_root, fair_splits, tu_dataset
+from topomask.data import MissingDataError, data_root, tu_dataset
 from topomask.data.tu import TU_SETS, TUEntry
 
 NAME = "TINY"
@@ -213,22 +212,3 @@ def test_the_real_sets_are_what_is_known_of_them(name):
 
 def test_every_known_set_has_its_number_of_edges():
     assert all(entry.num_edges for entry in TU_SETS.values())
-
-
-def test_folds_are_read_and_verified(tmp_path):
-    place = tmp_path / "splits"
-    place.mkdir()
-    folds = [{"train": [2, 0], "validation": [3], "test": [1]}, {"train": [1], "validation": [2], "test": [3, 0]}]
-    file = place / f"{NAME}.json"
-    file.write_text(json.dumps(folds))
-    found = fair_splits(NAME, 4, tmp_path)
-    assert [fold.train.tolist() for fold in found] == [[2, 0], [1]]
-    assert (found[1].val.tolist(), found[1].test.tolist()) == ([2], [3, 0])
-    with pytest.raises(ValueError, match=r"Fold 0 of .*TINY.json does not have each of the 5 graphs once"):
-        fair_splits(NAME, 5, tmp_path)
-    for text in ('[{"train": [1]}]', '[{"tra', "3"):
-        file.write_text(text)
-        with pytest.raises(ValueError, match=r"TINY.json is no list of folds"):
-            fair_splits(NAME, 4, tmp_path)
-    with pytest.raises(MissingDataError, match=r"'splits of DD' needs DD.json"):
-        fair_splits("DD", root=tmp_path)

@@ -283,3 +283,9 @@ def test_inputs_and_configs_that_do_not_fit_are_named():
     options = GraphMaskOptions(num_walks=3, time=2.0)
     assert options.obeyed_by("visit") == GraphMaskOptions(num_walks=3)
     assert options.obeyed_by("none") == GraphMaskOptions()
+
+
+def test_masks_that_stay_where_they_are_are_refused_at_once():
+    for mask in (tm.DenseMask(torch.ones(3, 3)), lambda graph, num_heads: tm.DenseMask(torch.ones(graph.num_nodes, 1))):
+        with pytest.raises(ValueError, match="`mask` is a DenseMask, which cannot be moved to the graph of every call"):
+            make(mask=mask)

@@ -6,8 +6,9 @@ import torch
 
 from graph_files import write_graphs
 from topomask.config import apply_overrides
+from topomask.data import MissingDataError
 from topomask.data.tu import TU_SETS, TUEntry
-from topomask.recipes.graphs import GraphData, graphs, graphs_baseline, motif
+from topomask.recipes.graphs import GraphData, gkat, graphs, graphs_baseline, motif
 from topomask.recipes.registry import load_run
 from topomask.recipes.reproduce.study import numbers_config
 
@@ -18,7 +19,7 @@ def small(experiment, root):
     return replace(apply_overrides(experiment, SMALL), data=GraphData("RINGS", root=root, batch_size=8))
 
 
-@pytest.mark.parametrize("recipe", [graphs, graphs_baseline])
+@pytest.mark.parametrize("recipe", [graphs, gkat, graphs_baseline])
 def test_graphs_are_trained_on_and_measured_on_the_test_fold(tmp_path, recipe):
     write_graphs(tmp_path)
     experiment = small(recipe(), tmp_path)
@@ -52,6 +53,20 @@ def test_folds_of_one_s_own_set_are_verified(tmp_path):
         file.write_text(json.dumps([fold]))
         with pytest.raises(ValueError, match=r"Fold 0 of .*RINGS.json does not have each of the 24 graphs once"):
             GraphData("RINGS", root=tmp_path).load("train")
+
+
+def test_a_set_without_folds_gets_some(tmp_path, monkeypatch):
+    write_graphs(tmp_path)
+    (tmp_path / "splits" / "RINGS.json").unlink()
+    parts = [GraphData("RINGS", root=tmp_path, fold=fold).load("test") for fold in range(10)]
+    assert sum(map(len, parts)) == 24
+    assert min(map(len, parts)) >= 2
+    with pytest.raises(ValueError, match="`split` of RINGS must be one of train, val, test, but is 'valid'"):
+        GraphData("RINGS", root=tmp_path).load("valid")
+    # What is published with folds needs them.
+    monkeypatch.setitem(TU_SETS, "RINGS", TUEntry(24, 2, degree="log"))
+    with pytest.raises(MissingDataError, match=r"RINGS.json"):
+        GraphData("RINGS", root=tmp_path, fold=1).load("test")
 
 
 def test_quantities_are_standardised_over_the_graphs_of_training(tmp_path):

@@ -73,3 +73,10 @@ def test_an_unknown_set_gets_the_nearest(tmp_path):
         NodeData("coraa", root=tmp_path).load()
     with pytest.raises(FileNotFoundError, match=r"cora\.npz"):
         NodeData("cora", root=tmp_path).load()
+
+
+def test_a_split_that_there_is_not_is_named(tmp_path):
+    write_nodes(tmp_path)
+    experiment = replace(nodes(), data=NodeData("rings", root=tmp_path, split=7))
+    with pytest.raises(ValueError, match=r"`data.split` must lie in \[0, \d+\), the splits of rings, but is 7"):
+        experiment.batches("train")

@@ -11,6 +11,7 @@ from topomask.data.archives import UnsafeArchiveError, extract
 from topomask.data.augment import Augment, normalize, random_crop, random_flip
 from topomask.data.batches import Batches
 from topomask.data.download import DownloadError
+from topomask.data.folds import Fold, fair_splits, stratified_folds
 from topomask.data.graph_set import GraphBatch, GraphBatches, GraphSet
 from topomask.data.image_folder import ImageFolder
 from topomask.data.in_memory import InMemorySet, to_memory
@@ -24,7 +25,7 @@ from topomask.data.pictures import read_image, read_video
 from topomask.data.registry import ENTRIES, Entry, load
 from topomask.data.root import MissingDataError, data_root
 from topomask.data.splits import stratified_split
-from topomask.data.tu import TU_SETS, Fold, fair_splits, tu_dataset
+from topomask.data.tu import TU_SETS, tu_dataset
 from topomask.data.video_folder import VideoFolder
 
 __all__ = [
@@ -63,6 +64,7 @@ __all__ = [
     "random_flip",
     "read_image",
     "read_video",
+    "stratified_folds",
     "stratified_split",
     "to_memory",
     "tu_dataset",

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import warnings
 import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -40,6 +39,7 @@ class TUEntry:
         attributes: Whether node attributes are part of the input by default, as in the fair comparison.
         degree: The degree of nodes as input by default: for sets whose nodes have no labels.
         max_degree: The degree from which on one-hot degrees are one.
+        in_fair_comparison: Whether the fair comparison has folds of it.
     """
 
     num_graphs: int
@@ -48,6 +48,7 @@ class TUEntry:
     attributes: bool = False
     degree: DegreeInput = "none"
     max_degree: int = MAX_DEGREE
+    in_fair_comparison: bool = True
 
     @property
     def has_node_labels(self) -> bool:
@@ -61,7 +62,7 @@ TU_SETS: dict[str, TUEntry] = {
     "ENZYMES": TUEntry(600, 6, 37_282, attributes=True),
     "IMDB-BINARY": TUEntry(1000, 2, 96_531, degree="one-hot"),
     "IMDB-MULTI": TUEntry(1500, 3, 98_903, degree="one-hot"),
-    "MUTAG": TUEntry(188, 2, 3_721),
+    "MUTAG": TUEntry(188, 2, 3_721, in_fair_comparison=False),
     "NCI1": TUEntry(4110, 2, 132_753),
     "PROTEINS": TUEntry(1113, 2, 81_044),
     # Hubs of thousands of neighbours: almost all one-hot columns would be empty.
@@ -124,46 +125,6 @@ def tu_dataset(
         name, graphs, x.split([graph.num_nodes for graph in graphs]), torch.from_numpy(labels), classes, quantities
     )
     return found.standardized() if standardize else found
-
-
-class Fold(NamedTuple):
-    """A fold of a cross validation: numbers of graphs."""
-
-    train: Tensor
-    val: Tensor
-    test: Tensor
-
-
-def fair_splits(name: str, num_graphs: int | None = None, root: str | Path | None = None) -> list[Fold]:
-    """The ten folds of the fair comparison, each with its inner hold-out, from ``splits/<name>.json``.
-
-    Args:
-        name: Name of the set.
-        num_graphs: How many graphs it has, to verify the folds. Default: that of :data:`TU_SETS`.
-        root: The data root, see :func:`topomask.data.data_root`.
-
-    References:
-        Errica et al. (2020), A fair comparison of graph neural networks for graph classification.
-    """
-    file = data_root(root) / "splits" / f"{name}.json"
-    if not file.is_file():
-        how = "They come from the repository diningphil/gnn-comparison, as a list of {test, train, validation}."
-        raise missing(f"splits of {name}", file.parent, [file.name], how)
-    num_graphs = TU_SETS[name].num_graphs if num_graphs is None and name in TU_SETS else num_graphs
-    try:
-        found = json.loads(file.read_text())
-        folds = [Fold(*(torch.tensor(fold[part]) for part in ("train", "validation", "test"))) for fold in found]
-    except (ValueError, TypeError, KeyError) as error:
-        raise ValueError(
-            f"{file} is no list of folds with train, validation and test ({error}). Get it again."
-        ) from None
-    for number, fold in enumerate(folds):
-        together = torch.cat(fold).sort().values
-        if num_graphs is not None and not torch.equal(together, torch.arange(num_graphs)):
-            raise ValueError(
-                f"Fold {number} of {file} does not have each of the {num_graphs} graphs once. Get it again."
-            )
-    return folds
 
 
 class _Files:

@@ -101,6 +101,16 @@ class NamedGraphMask(NamedTuple):
     about: str
 
 
+def _movable(mask: Mask) -> Mask:
+    """The mask, or a ValueError where it stays with what it was made for."""
+    if type(mask).on is Mask.on:
+        raise ValueError(
+            f"`mask` is a {type(mask).__name__}, which cannot be moved to the graph of every call. Take a mask of "
+            f"graphs, or one by name: {', '.join(GRAPH_MASKS)}."
+        )
+    return mask
+
+
 def layer_masks(
     mask: str | Mask | MaskFactory, depth: int, num_heads: int, options: GraphMaskOptions | None = None
 ) -> list[Mask | None]:
@@ -118,10 +128,10 @@ def layer_masks(
             f"`mask_options` are for masks by name, but `mask` is a {type(mask).__name__}. Leave them out."
         )
     if isinstance(mask, Mask):
-        return [mask] * depth
+        return [_movable(mask)] * depth
     placeholder = path_graph(1)
     if callable(mask):
-        return [mask(placeholder, num_heads) for _ in range(depth)]
+        return [_movable(mask(placeholder, num_heads)) for _ in range(depth)]
     check_mask(mask, options)
     make, takes, _ = GRAPH_MASKS[mask]
     if make is None:

@@ -7,7 +7,18 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Self
 
-from topomask.data import MOTIFS, TU_SETS, Fold, GraphBatches, GraphSet, data_root, fair_splits, motifs, tu_dataset
+from topomask.data import (
+    MOTIFS,
+    TU_SETS,
+    Fold,
+    GraphBatches,
+    GraphSet,
+    data_root,
+    fair_splits,
+    motifs,
+    stratified_folds,
+    tu_dataset,
+)
 from topomask.data.degrees import DegreeInput
 from topomask.data.motifs import MOTIF_VERSION
 from topomask.data.splits import check_split
@@ -25,7 +36,8 @@ class GraphData:
     Args:
         name: A set of TUDataset, one of your own in the same format, or a motif whose graphs are generated.
         root: The data root; none is $TOPOMASK_DATA, or a folder in the user's cache.
-        fold: Which of the ten folds of the fair comparison; for motifs, the seed of the graphs.
+        fold: Which of the ten folds of the fair comparison, or of splits/<name>.json in the data root; stratified
+            folds for a set that has neither; for motifs, the seed of the graphs.
         batch_size: Graphs per step, over all processes.
         degree: The degree of nodes as input: "none", "one-hot" or "log"; default is that of the set.
         attributes: Whether attributes of nodes are input; none is as usual for the set.
@@ -104,11 +116,19 @@ def _tu(data: GraphData) -> GraphSet:
 def _fold(data: GraphData) -> tuple[GraphSet, Fold]:
     """All graphs, standardised over those that a fold trains on, and that fold."""
     whole = _tu(replace(data, fold=0))
-    folds = fair_splits(data.name, len(whole), data.root)
+    folds = _folds(data, whole)
     if not 0 <= data.fold < len(folds):
         raise ValueError(f"`data.fold` must lie in [0, {len(folds)}), but is {data.fold}.")
     fold = folds[data.fold]
     return whole.standardized(fold.train.tolist()), fold
+
+
+def _folds(data: GraphData, whole: GraphSet) -> list[Fold]:
+    """The folds of the fair comparison, or of a file like theirs; stratified ones for a set that has none."""
+    known, file = TU_SETS.get(data.name), data_root(data.root) / "splits" / f"{data.name}.json"
+    if file.is_file() or (known is not None and known.in_fair_comparison):
+        return fair_splits(data.name, len(whole), data.root)
+    return stratified_folds(whole.labels)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,6 +192,11 @@ def graphs() -> GraphTransformerExperiment:
         model=GraphTransformerConfig.preset("grf", local="sum", readout="mean", dropout=0.2),
         train=_training(),
     )
+
+
+def gkat() -> GraphTransformerExperiment:
+    """The same with GKAT: softmax attention, masked by how often walks of two nodes meet."""
+    return replace(graphs(), recipe="gkat", model=GraphTransformerConfig.preset("gkat", readout="mean", dropout=0.2))
 
 
 def graphs_baseline() -> GraphNetworkExperiment:

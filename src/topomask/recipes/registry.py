@@ -27,6 +27,7 @@ RECIPES: dict[str, Callable[[], Experiment]] = {
     "video-folder": videos.video_folder,
     "particles": particles.particles,
     "graphs": graphs.graphs,
+    "gkat": graphs.gkat,
     "graphs-baseline": graphs.graphs_baseline,
     "motif": graphs.motif,
     "nodes": nodes.nodes,
