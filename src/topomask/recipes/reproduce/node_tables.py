@@ -95,8 +95,8 @@ _OTHERS: dict[str, Any] = {
     "network_train": {"gcn": _training(300, 3e-3, 1e-3, 60), "gat": _training(300, 1e-2, 1e-3, 60)},
     "seeds": 10,
     "remark": " GCN and GAT are in residual blocks with layer norm, ours has more of them, with batch norm. Settings "
-    "are the best of a few on the validation nodes of one or two splits, some of which other splits test on; those of GCN and "
-    "GAT were fixed with their test nodes in view, to find their published values.",
+    "are the best of a few on the validation nodes of one or two splits, some of which other splits test on; those "
+    "of GCN and GAT were fixed with their test nodes in view, to find their published values.",
 }
 # Of 519,000 edges: fewer and narrower layers, which have better validation nodes than five of width 64.
 _NARROW = _RESIDUAL | {"dim": 32, "depth": 2, "num_heads": 4}
