@@ -15,3 +15,17 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 def _seed() -> None:
     """Every test draws the same numbers, whichever ran before it."""
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def forget_data():
+    """A function that lets go of the sets that recipes keep; they are forgotten before and after the test, too."""
+    from topomask.recipes import graphs, nodes
+
+    def forget() -> None:
+        for kept in (graphs._motifs, graphs._tu, graphs._fold, nodes._load):
+            kept.cache_clear()
+
+    forget()
+    yield forget
+    forget()

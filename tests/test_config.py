@@ -84,6 +84,8 @@ def test_none_is_a_choice_where_one_has_that_name():
         ("optim.betas=0.5,0.6", (0.5, 0.6)),
         ("optim.betas=(0.5, 0.6)", (0.5, 0.6)),
         ("optim.clip=none", None),
+        ("optim.clip=null", None),
+        ("optim.clip=default", None),
         ("optim.clip=inf", float("inf")),
         ("steps=1_000", 1000),
         ("steps=1e4", 10000),

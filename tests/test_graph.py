@@ -106,8 +106,15 @@ def test_pyg_data_and_batch():
     batch = Batch.from_data_list(data)
     del batch.ptr
     assert tm.Graph.from_pyg(batch).fingerprint == tm.Graph.batch(parts).fingerprint
-    batch.batch = batch.batch.flip(0)
-    with pytest.raises(ValueError, match="`batch` must hold an ascending number from 0 for each"):
+    owners = batch.batch
+    batch.batch = owners.tolist()
+    assert tm.Graph.from_pyg(batch).fingerprint == tm.Graph.batch(parts).fingerprint
+    for wrong in (owners.float(), owners[:, None], owners[1:], owners - 1):
+        batch.batch = wrong
+        with pytest.raises(ValueError, match="`batch` must hold the graph of each of the 16 nodes"):
+            tm.Graph.from_pyg(batch)
+    batch.batch = owners.flip(0)
+    with pytest.raises(ValueError, match="`batch` must hold the graph of each of the 16 nodes, ascending integers"):
         tm.Graph.from_pyg(batch)
     nothing = Data(edge_index=torch.zeros(2, 0, dtype=torch.int64), edge_weight=torch.zeros(0), num_nodes=0)
     trailing = Batch.from_data_list([*data, nothing])

@@ -235,7 +235,7 @@ def _paths(config: Any) -> list[str]:
 
 def _parse(kind: Any, text: str, path: str, example: Any = None) -> Any:
     """The value that a text stands for in a field of a type."""
-    if type(None) in _members(kind) and text.lower() == _nothing(kind):
+    if type(None) in _members(kind) and text.lower() in _nothings(kind):
         return None
     for member in _members(kind):
         try:
@@ -377,7 +377,7 @@ def _decode_one(kind: Any, value: Any, path: str) -> Any:
 def _text(value: Any, kind: Any = None) -> str:
     """A value as one would write it on the command line, for a field of a type."""
     if value is None:
-        return _nothing(kind)
+        return _nothings(kind)[0]
     if isinstance(value, tuple | list):
         if not value or isinstance(value[0], tuple | list):
             return f"[{','.join(f'({_text(item)})' for item in value)}]"
@@ -404,7 +404,7 @@ def _name(kind: Any) -> str:
     if get_origin(kind) is Literal:
         return " | ".join(map(_text, get_args(kind)))
     if len(_members(kind)) > 1:
-        return " | ".join(_nothing(kind) if member is type(None) else _name(member) for member in get_args(kind))
+        return " | ".join(_nothings(kind)[0] if member is type(None) else _name(member) for member in get_args(kind))
     if get_origin(kind) in (tuple, list):
         inner = ", ".join("..." if member is ... else _name(member) for member in get_args(kind))
         return f"{get_origin(kind).__name__}[{inner}]"
@@ -413,7 +413,7 @@ def _name(kind: Any) -> str:
     return getattr(kind, "__name__", str(kind))
 
 
-def _nothing(kind: Any) -> str:
-    """How None is written in a field of a type: as none, unless a choice has that name."""
+def _nothings(kind: Any) -> list[str]:
+    """How None may be written in a field of a type, the usual way first: not as a choice of the same name."""
     choices = [choice for member in _members(kind) if get_origin(member) is Literal for choice in get_args(member)]
-    return "default" if "none" in choices else "none"
+    return [word for word in ("none", "default", "null") if word not in choices]

@@ -157,10 +157,11 @@ def starts_in_pyg(data: Any, num_nodes: int) -> Array:
         return ptr.cpu().numpy()
     if batch is None:
         return np.array([0, num_nodes])
-    owner = batch.cpu().numpy()
-    if len(owner) != num_nodes or (len(owner) and (owner[0] < 0 or (np.diff(owner) < 0).any())):
+    owner = to_numpy(batch)
+    fits = owner.shape == (num_nodes,) and owner.dtype.kind in "iu"
+    if not fits or (num_nodes and (owner[0] < 0 or (np.diff(owner) < 0).any())):
         raise ValueError(
-            f"`batch` must hold an ascending number from 0 for each of the {num_nodes} nodes: graphs side by side. "
-            "Rebuild it with PyG's Batch."
+            f"`batch` must hold the graph of each of the {num_nodes} nodes, ascending integers that are not negative. "
+            f"It is {owner.dtype} of shape {owner.shape}. Rebuild it with PyG's Batch, or sort nodes by their graph."
         )
     return np.concatenate([[0], np.cumsum(np.bincount(owner))])

@@ -130,6 +130,7 @@ def test_what_is_no_run_is_refused(tmp_path):
     assert "is no folder of a run" in refused(tmp_path, "file.png")
 
 
+@pytest.mark.usefixtures("forget_data")
 def test_models_of_graphs_read_no_files(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(graphs, "motifs", partial(motifs, num_pairs=3))
     main(["train", "motif", "--output", str(tmp_path / "run"), "train.steps=1", "train.epochs=none", "model.dim=8"])

@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 import torch
 from torch_geometric.data import Data
@@ -79,10 +80,16 @@ def test_sets_come_from_pyg():
     for y, message in (
         (torch.tensor([0.9]), "`y` of graph 1 of pairs must be integers, classes from 0, but is torch.float32"),
         (torch.tensor([[0, 1, 1]]), r"`y` of graph 1 of pairs must be 1 class, but has shape \(1, 3\)"),
-        (torch.tensor([-1]), "`y` of graph 1 of pairs must be classes from 0, but holds -1"),
+        (torch.tensor([-1]), r"`labels` must be integers in \[0, 1\), the classes, but that of graph 1 is -1"),
     ):
         with pytest.raises(ValueError, match=message):
             GraphSet.from_pyg("pairs", [data[0], Data(x=torch.ones(2, 3), edge_index=edges, y=y)])
+    plain = [Data(x=torch.ones(2, 3), edge_index=edges, y=y) for y in (1, np.array([0]))]
+    assert GraphSet.from_pyg("pairs", plain).labels.tolist() == [1, 0]
+    data[1].x[1, 2] = torch.nan
+    with pytest.raises(ValueError, match="`features` of graph 1 must be finite, but those of node 1 are not"):
+        GraphSet.from_pyg("pairs", data)
+    data[1].x[1, 2] = 0
     with pytest.raises(ValueError, match="`max_degree` is 3, but is for degree='one-hot' only, not 'none'"):
         GraphSet.from_pyg("pairs", data, max_degree=3)
 

@@ -59,6 +59,7 @@ def test_features_are_scaled(tmp_path, monkeypatch):
     rows = node_set(NAME, tmp_path, scaling="row").x.to_dense()
     torch.testing.assert_close(rows.sum(dim=1), torch.tensor([1.0, 0.0, 1.0, 1.0]))
     monkeypatch.setitem(NODE_SETS, NAME, NodeEntry(4, 2, "roc_auc", scaling="binary", sparse=False))
+    write(tmp_path, y=np.array([0, 1, 1, 0]))
     found = node_set(NAME, tmp_path)
     assert torch.equal(found.x, binary)
     assert found.metric == "roc_auc"
@@ -97,7 +98,7 @@ def test_files_that_are_cut_off_or_hold_objects_are_refused(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"y": np.array([0, 1, 2])}, "`y` of .*tiny.npz must be 4 classes from 0"),
+        ({"y": np.array([0, 1, 2])}, "`y` of .*tiny.npz must be 4 classes, integers from 0"),
         ({"edges": np.array([[0, 9]])}, "contradicts itself: .*9"),
         (
             {"train_mask": np.ones((1, 3), dtype=bool)},
@@ -150,7 +151,8 @@ def test_sets_come_from_pyg():
         ("x", None, "one has no `x`, features of its nodes"),
         ("y", None, "one has no `y`, classes of its nodes"),
         ("y", torch.tensor([0.2, 0.7, 1.6]), "`y` of one must be integers"),
-        ("y", torch.tensor([0, -1, 1]), "`y` of one must be classes from 0, but holds -1"),
+        ("y", torch.tensor([0, -1, 1]), r"must be integers in \[0, 2\), the classes, but that of node 1 is -1"),
+        ("x", torch.tensor([[0.0], [torch.inf], [torch.nan]]), "must be finite, but those of node 1 are not"),
         ("y", torch.tensor([0, 1]), r"`y` of one must be 3 classes, but has shape \(2,\)"),
     ):
         kept = data[field]
@@ -168,6 +170,23 @@ def test_sets_come_from_pyg():
         NodeSet.from_pyg("one", data)
 
 
+def test_nodes_in_no_split_need_no_class(tmp_path):
+    data = Data(x=torch.ones(4, 2), edge_index=torch.tensor([[0, 1], [1, 0]]), y=[1, 0, -1, 1])
+    for split, node in (("train", 0), ("val", 1), ("test", 3)):
+        data[f"{split}_mask"] = torch.arange(4) == node
+    found = NodeSet.from_pyg("some", data)
+    assert (found.num_classes, found.batch("test").labels.tolist()) == (2, [1])
+    data.y = [2, 0, -1, 1]
+    with pytest.raises(ValueError, match="`metric` 'roc_auc' is for two classes, but there are 3"):
+        NodeSet.from_pyg("some", data, "roc_auc")
+    masks = {f"{split}_mask": data[f"{split}_mask"].numpy()[None] for split in ("train", "val", "test")}
+    write(tmp_path, y=np.array([1, 0, -1, 1]), **masks)
+    assert node_set(NAME, tmp_path).num_classes == 2
+    write(tmp_path, y=np.array([1, -1, 0, 1]), **masks)
+    with pytest.raises(ValueError, match=r"that of node 1 is -1. Take it out of all splits"):
+        node_set(NAME, tmp_path)
+
+
 def test_a_single_mask_counts_for_all_splits(tmp_path):
     masks = np.array([[True, False, False, False], [False, True, False, False]])
     val, test = masks[::-1], np.array([[False, False, True, True]])
@@ -177,7 +196,7 @@ def test_a_single_mask_counts_for_all_splits(tmp_path):
 
 
 def test_the_metric_of_a_set_of_one_s_own(tmp_path):
-    write(tmp_path)
+    write(tmp_path, y=np.array([0, 1, 1, 0]))
     assert node_set(NAME, tmp_path).metric == "accuracy"
     assert node_set(NAME, tmp_path, metric="roc_auc").metric == "roc_auc"
     with pytest.raises(ValueError, match="`metric` must be one of"):

@@ -114,19 +114,27 @@ def test_all_precisions(name):
         torch.testing.assert_close(rough.float(), expected, rtol=0.1, atol=0.05 * expected.abs().max().item())
 
 
+@pytest.mark.parametrize("layer", ["gcn", "sgc"])
+def test_negative_weights_are_refused(layer):
+    graph = tm.Graph.from_edges([[0, 1], [1, 2]], weights=[1.0, -2.0], signed=True)
+    with pytest.raises(ValueError, match=f"`graph` has negative weights, but layer '{layer}' takes roots"):
+        GraphNetwork(3, 2, layer, dim=8)(torch.randn(3, 3), graph)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("directed", [False, True])
-def test_gcn_is_the_published_one_on_a_weighted_graph(directed):
+def test_gcn_is_the_published_one_on_a_weighted_graph(directed, dtype):
     torch.manual_seed(0)
-    model = GraphNetwork(3, 2, "gcn", dim=8)
+    model = GraphNetwork(3, 2, "gcn", dim=8).to(dtype)
     edges = [[0, 1, 2, 4, 3], [1, 2, 0, 4, 1]]  # With a loop, and a node alone.
     graph = tm.Graph.from_edges(edges, weights=torch.rand(5) + 0.5, num_nodes=6, directed=directed)
-    x = torch.randn(graph.num_nodes, 3, requires_grad=True)
-    first, second = GCNConv(3, 8), GCNConv(8, 2)
+    x = torch.randn(graph.num_nodes, 3, dtype=dtype, requires_grad=True)
+    first, second = GCNConv(3, 8).to(dtype), GCNConv(8, 2).to(dtype)
     for theirs, ours in zip((first, second), model.network.convs, strict=True):
         theirs.load_state_dict(ours.state_dict())
     edge_index, weights = graph.to_edge_index()
     # PyG sends messages from the first row to the second.
-    edge_index, weights = edge_index.flip(0), weights.float()
+    edge_index, weights = edge_index.flip(0), weights.to(dtype)
     out, expected = model(x, graph), second(first(x, edge_index, weights).relu(), edge_index, weights)
     torch.testing.assert_close(out, expected)
     slopes = (torch.autograd.grad(each.square().sum(), x)[0] for each in (out, expected))

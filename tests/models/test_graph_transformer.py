@@ -285,7 +285,24 @@ def test_inputs_and_configs_that_do_not_fit_are_named():
     assert options.obeyed_by("none") == GraphMaskOptions()
 
 
-def test_masks_that_stay_where_they_are_are_refused_at_once():
-    for mask in (tm.DenseMask(torch.ones(3, 3)), lambda graph, num_heads: tm.DenseMask(torch.ones(graph.num_nodes, 1))):
-        with pytest.raises(ValueError, match="`mask` is a DenseMask, which cannot be moved to the graph of every call"):
-            make(mask=mask)
+def stay_where_they_are():
+    dense, walk = tm.DenseMask(torch.ones(4, 4)), tm.WalkMask(tm.cycle_graph(4), num_walks=2)
+    return {
+        "DenseMask": dense,
+        "KroneckerMask": tm.KroneckerMask(walk, walk),
+        "PrefixMask": tm.PrefixMask(walk, 1),
+        "SumMask": dense + dense,
+        "a part": dense + walk,
+        "made": lambda graph, _: tm.DenseMask(torch.ones(graph.num_nodes, 1)),
+    }
+
+
+@pytest.mark.parametrize("name", stay_where_they_are())
+def test_masks_that_stay_where_they_are_are_refused_at_once(name):
+    with pytest.raises(ValueError, match=r"`mask` is a \w+Mask, which cannot be moved to the graph of every call: "):
+        make(mask=stay_where_they_are()[name])
+
+
+def test_a_function_that_makes_no_mask_is_refused():
+    with pytest.raises(ValueError, match="`mask` must make masks, but made a NoneType"):
+        make(mask=lambda _, __: None)

@@ -11,6 +11,7 @@ from topomask.data.tu import TU_SETS, TUEntry
 from topomask.recipes.graphs import GraphData, gkat, graphs, graphs_baseline, motif
 from topomask.recipes.registry import load_run
 from topomask.recipes.reproduce.study import numbers_config
+from topomask.train import CheckpointError
 
 SMALL = ["model.depth=1", "model.dim=8", "model.num_heads=2", "train.epochs=2", "train.progress=false"]
 
@@ -46,13 +47,40 @@ def test_folds_of_one_s_own_set_are_verified(tmp_path):
     write_graphs(tmp_path)
     file = tmp_path / "splits" / "RINGS.json"
     everything = list(range(24))
-    for fold in (
-        {"train": everything, "validation": [1], "test": everything[:12]},
-        {"train": everything[:12], "validation": everything[12:], "test": [24]},
+    for fold, message in (
+        ({"train": everything, "validation": [1], "test": everything[:12]}, "every graph once, but has 0 2 times"),
+        ({"train": everything[:12], "validation": everything[12:], "test": [24]}, "from 0 to 23, but has 24"),
     ):
         file.write_text(json.dumps([fold]))
-        with pytest.raises(ValueError, match=r"Fold 0 of .*RINGS.json does not have each of the 24 graphs once"):
+        with pytest.raises(ValueError, match=rf"Fold 0 of .*RINGS.json must have .*{message}"):
             GraphData("RINGS", root=tmp_path).load("train")
+
+
+def test_a_run_is_not_tested_on_other_folds_than_it_was_made_with(tmp_path, forget_data):
+    write_graphs(tmp_path)
+    file = tmp_path / "splits" / "RINGS.json"
+    folds = file.read_text()
+    file.unlink()
+    experiment = small(graphs(), tmp_path)
+    experiment.run(tmp_path / "run")
+    load_run(tmp_path / "run").evaluate("test")
+    file.write_text(folds)
+    forget_data()
+    with pytest.raises(ValueError, match=r"Fold 0 of RINGS has other graphs than when the run was made: .*RINGS.json"):
+        load_run(tmp_path / "run").evaluate("test")
+    with pytest.raises(CheckpointError, match=r"another config: data.parts=\w+ is now \w+"):
+        experiment.run(tmp_path / "run", resume=True)
+    # Another seed is another fold, so that what was recorded of this one is forgotten.
+    load_run(tmp_path / "run").experiment.with_seed(1).data.load("test")
+
+
+@pytest.mark.parametrize("name", ["rings.json", "RINGS_splits.json"])
+def test_folds_of_another_name_are_not_passed_over(tmp_path, name):
+    write_graphs(tmp_path)
+    file = tmp_path / "splits" / "RINGS.json"
+    file.rename(file.with_name(name))
+    with pytest.raises(ValueError, match=f"{name} looks like folds of RINGS, which are read from RINGS.json"):
+        GraphData("RINGS", root=tmp_path).load("train")
 
 
 def test_a_set_without_folds_gets_some(tmp_path, monkeypatch):

@@ -155,7 +155,7 @@ def test_a_checkpoint_of_an_earlier_version_is_gone_on_from(tmp_path, capsys, wh
 
     def age(info):
         del info["length"]
-        for name in ("numba", "scipy", "scikit-learn", "costs"):
+        for name in ("numba", "scipy", "scikit-learn", "torch-geometric", "costs"):
             del info["versions"][name]
 
     change_info(tmp_path / "checkpoints" / "step-000000016.safetensors", age)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from topomask.data.root import data_root, missing
-from topomask.data.splits import stratified_split
+from topomask.data.seeds import seeded_generator
 from topomask.data.tu import TU_SETS
+
+_LAYOUT = '[{"train": [...], "validation": [...], "test": [...]}, ...], with numbers of graphs from 0'
 
 
 class Fold(NamedTuple):
@@ -25,6 +27,9 @@ class Fold(NamedTuple):
 def fair_splits(name: str, num_graphs: int | None = None, root: str | Path | None = None) -> list[Fold]:
     """The ten folds of the fair comparison, each with its inner hold-out, from ``splits/<name>.json``.
 
+    The file is a list of ``{"train", "validation", "test"}``, or as its authors have it, of ``{"test",
+    "model_selection": [{"train", "validation"}]}``.
+
     Args:
         name: Name of the set.
         num_graphs: How many graphs it has, to verify the folds. Default: that of :data:`TU_SETS`.
@@ -36,29 +41,56 @@ def fair_splits(name: str, num_graphs: int | None = None, root: str | Path | Non
     file = data_root(root) / "splits" / f"{name}.json"
     if not file.is_file():
         how = (
-            "They come from the repository diningphil/gnn-comparison, as a list of {test, train, validation}. For "
-            "other sets, see stratified_folds."
+            f"Those of the fair comparison are in the repository diningphil/gnn-comparison, as {name}_splits.json. "
+            f"Your own are a list: {_LAYOUT}. For folds that are drawn, see stratified_folds."
         )
         raise missing(f"splits of {name}", file.parent, [file.name], how)
     num_graphs = TU_SETS[name].num_graphs if num_graphs is None and name in TU_SETS else num_graphs
     try:
         found = json.loads(file.read_text())
-        folds = [Fold(*(torch.tensor(fold[part]) for part in ("train", "validation", "test"))) for fold in found]
-    except (ValueError, TypeError, KeyError) as error:
-        raise ValueError(
-            f"{file} is no list of folds with train, validation and test ({error}). Get it again."
-        ) from None
-    for number, fold in enumerate(folds):
-        together = torch.cat(fold).sort().values
-        if num_graphs is not None and not torch.equal(together, torch.arange(num_graphs)):
-            raise ValueError(
-                f"Fold {number} of {file} does not have each of the {num_graphs} graphs once. Get it again."
-            )
-    return folds
+    except ValueError as error:
+        raise ValueError(f"{file} is no JSON ({error}). It is cut off or another file. Get it again.") from None
+    if not isinstance(found, list) or not found:
+        raise ValueError(f"{file} must be a list of folds, {_LAYOUT}, but has none.")
+    return [_fold(fold, num_graphs, f"Fold {number} of {file}") for number, fold in enumerate(found)]
+
+
+def _fold(found: Any, num_graphs: int | None, what: str) -> Fold:
+    """A fold as a file has it, or a ValueError that names what is wrong."""
+    chosen = found.get("model_selection") if isinstance(found, dict) else None
+    if isinstance(chosen, list) and chosen and isinstance(chosen[0], dict):
+        found = {**chosen[0], "test": found.get("test")}
+    parts = []
+    for name in ("train", "validation", "test"):
+        numbers = found.get(name) if isinstance(found, dict) else None
+        whole = isinstance(numbers, list) and all(type(number) is int for number in numbers)
+        if not numbers or not whole:
+            raise ValueError(f"{what} must have graphs for {name}, but has {_shortened(numbers)}. Folds are {_LAYOUT}.")
+        parts.append(torch.tensor(numbers))
+    together = torch.cat(parts)
+    counts = torch.bincount(together.clamp(min=0))
+    twice = (counts > 1).nonzero().flatten().tolist()
+    if int(together.min()) < 0 or (num_graphs is not None and int(together.max()) >= num_graphs):
+        last = "" if num_graphs is None else f" to {num_graphs - 1}"
+        wrong = next(k for k in together.tolist() if k < 0 or (num_graphs is not None and k >= num_graphs))
+        raise ValueError(f"{what} must have numbers of graphs from 0{last}, but has {wrong}.")
+    if twice:
+        raise ValueError(f"{what} must have every graph once, but has {twice[0]} {counts[twice[0]]} times.")
+    if num_graphs is not None and len(together) < num_graphs:
+        lacking = next(k for k in range(num_graphs) if k >= len(counts) or not counts[k])
+        raise ValueError(f"{what} must have each of the {num_graphs} graphs once, but lacks {lacking}.")
+    return Fold(*parts)
+
+
+def _shortened(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 40 else f"{text[:37]}..."
 
 
 def stratified_folds(labels: Tensor, num_folds: int = 10, seed: int = 0) -> list[Fold]:
     """Folds with the classes in equal shares, each with an inner hold-out of a tenth of what is not tested on.
+
+    Sizes of the parts that are tested on differ by one at most, and so do the members of a class in them.
 
     Args:
         labels: Class of every graph, [G].
@@ -70,19 +102,30 @@ def stratified_folds(labels: Tensor, num_folds: int = 10, seed: int = 0) -> list
         >>> len(folds), [len(part) for part in folds[0]]
         (10, [32, 4, 4])
     """
+    if labels.ndim != 1 or labels.is_floating_point():
+        raise ValueError(
+            f"`labels` must be integers of shape [G], but are {labels.dtype} of shape {tuple(labels.shape)}."
+        )
     if not 2 <= num_folds <= len(labels):
         raise ValueError(f"`num_folds` must lie between 2 and the {len(labels)} graphs, but is {num_folds}.")
-    tested = stratified_split(labels, (1 / num_folds,) * num_folds, seed)
+    dealt = _by_class(labels, torch.arange(len(labels)), seeded_generator("folds", seed))
     folds = []
-    for test in tested:
+    for number in range(num_folds):
+        test = dealt[number::num_folds]
         others = torch.ones(len(labels), dtype=torch.bool)
         others[test] = False
-        rest = others.nonzero().flatten()
-        val, train = stratified_split(labels[rest], (0.1, 0.9), seed)
-        folds.append(Fold(rest[train], rest[val], test))
-    if any(not len(part) for fold in folds for part in fold):
+        rest = _by_class(labels, others.nonzero().flatten(), seeded_generator("hold-out", seed, number))
+        held_out = torch.arange(len(rest)) % 10 == 0
+        folds.append(Fold(*(part.sort().values for part in (rest[~held_out], rest[held_out], test))))
+    if not len(folds[0].train):
         raise ValueError(
             f"{len(labels)} graphs are too few for {num_folds} folds, each with a hold-out: a part is empty. Take "
             "fewer folds, or write them yourself."
         )
     return folds
+
+
+def _by_class(labels: Tensor, places: Tensor, generator: torch.Generator) -> Tensor:
+    """Places in random order within their class, one class after the other: every k-th has classes in equal shares."""
+    shuffled = places[torch.randperm(len(places), generator=generator)]
+    return shuffled[labels[shuffled].argsort(stable=True)]

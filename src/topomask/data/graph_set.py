@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from topomask.data.class_numbers import class_numbers
+from topomask.data.checks import check_finite, check_labels, class_numbers
 from topomask.data.degrees import DegreeInput, degree_features
 from topomask.data.seeds import seeded_generator
 from topomask.graph import Graph
@@ -66,8 +66,8 @@ class GraphSet(Dataset[tuple[Graph, Tensor, int]]):
                     f"`features` of graph {number} must have shape [num_nodes={graph.num_nodes}, {width}], but have "
                     f"shape {tuple(x.shape)}."
                 )
-        if labels.is_floating_point() or not 0 <= int(labels.min()) <= int(labels.max()) < len(classes):
-            raise ValueError(f"`labels` must be integers in [0, {len(classes)}), the number of classes.")
+            check_finite(x, f"`features` of graph {number}")
+        check_labels(labels, len(classes), "graph")
         self.name, self.graphs, self.features = name, tuple(graphs), tuple(features)
         if any(not 0 <= column < width for column in quantities):
             raise ValueError(f"`quantities` must lie in [0, {width}), the columns, but are {tuple(quantities)}.")

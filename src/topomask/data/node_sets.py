@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from topomask.data.archives import READ_ERRORS
-from topomask.data.class_numbers import class_numbers
+from topomask.data.checks import check_finite, check_labels, class_numbers
 from topomask.data.root import data_root, missing
 from topomask.data.splits import check_split
 from topomask.graph import Graph
@@ -83,7 +83,7 @@ class NodeSet:
         name: Name of the set.
         graph: The graph.
         x: Features of the nodes, [N, F], dense or sparse.
-        labels: Class of every node, [N].
+        labels: Class of every node, integers, [N]; of a node that is in no split it may be anything, such as -1.
         num_classes: Classes.
         masks: For ``"train"``, ``"val"`` and ``"test"``, which nodes belong to it in every split, bool, [splits, N].
         metric: What is reported of it: ``"accuracy"`` or ``"roc_auc"``.
@@ -105,14 +105,16 @@ class NodeSet:
                 f"{len(self.labels)}."
             )
         check_metric(self.metric)
-        labels = self.labels
-        if labels.is_floating_point() or not 0 <= int(labels.min()) <= int(labels.max()) < self.num_classes:
-            raise ValueError(f"`labels` must be integers in [0, {self.num_classes}), the number of classes.")
+        if self.metric == "roc_auc" and self.num_classes != 2:
+            raise ValueError(f"`metric` 'roc_auc' is for two classes, but there are {self.num_classes}.")
+        if isinstance(self.x, Tensor):
+            check_finite(self.x, "`x`, the features of nodes,")
         for split in _SPLITS:
             mask = self.masks.get(split)
             if mask is None or mask.ndim != 2 or mask.shape[1] != count or mask.dtype != torch.bool:
                 raise ValueError(f"`masks[{split!r}]` must be bool of shape [splits, num_nodes={count}].")
         self._check_splits()
+        check_labels(self.labels, self.num_classes, "node", _in_a_split(self.masks))
 
     def _check_splits(self) -> None:
         """A ValueError unless every split has nodes of all three kinds, and none of two."""
@@ -217,9 +219,10 @@ def node_set(
     labels, num_nodes = found["y"], x.shape[0]
     if entry.num_nodes not in (0, num_nodes):
         raise ValueError(f"{file} has {num_nodes} nodes, but {name} has {entry.num_nodes}. Get it again.")
-    if labels.shape != (num_nodes,) or labels.dtype.kind not in "iu" or labels.min() < 0:
+    if labels.shape != (num_nodes,) or labels.dtype.kind not in "iu":
         raise ValueError(
-            f"`y` of {file} must be {num_nodes} classes from 0, but has shape {labels.shape}. Get it again."
+            f"`y` of {file} must be {num_nodes} classes, integers from 0, but is {labels.dtype} of shape "
+            f"{labels.shape}. Get it again."
         )
     metric = check_metric(entry.metric if metric is None else metric)
     try:
@@ -230,9 +233,8 @@ def node_set(
         if entry.num_edges not in (0, graph.num_edges):
             raise ValueError(f"there are {graph.num_edges:,} edges, but {name} has {entry.num_edges:,}.")
         rows = SparseRows.from_scipy(x)
-        num_classes = int(labels.max()) + 1
-        inputs = rows if entry.sparse else rows.to_dense()
-        return NodeSet(name, graph, inputs, torch.from_numpy(labels).long(), num_classes, masks, metric)
+        inputs, classes = rows if entry.sparse else rows.to_dense(), torch.from_numpy(labels.astype(np.int64))
+        return NodeSet(name, graph, inputs, classes, int(classes.max()) + 1, masks, metric)
     except ValueError as error:
         raise ValueError(f"{file} contradicts itself: {error} Get it again.") from None
 
@@ -242,6 +244,11 @@ def check_metric(metric: Metric) -> Metric:
     if metric not in get_args(Metric):
         raise ValueError(f"`metric` must be one of {get_args(Metric)}, but is {metric!r}.")
     return metric
+
+
+def _in_a_split(masks: dict[str, Tensor]) -> Tensor:
+    """Which nodes are in a split, bool, [N]."""
+    return torch.stack([masks[split].any(dim=0) for split in _SPLITS]).any(dim=0)
 
 
 def _repeated(masks: dict[str, Tensor]) -> dict[str, Tensor]:

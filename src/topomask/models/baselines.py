@@ -119,11 +119,16 @@ class GraphNetwork(nn.Module):
         if self.encoder is not None:
             x = F.relu(apply_linear(self.encoder, x))
         tokens = x.to_dense() if isinstance(x, SparseRows) else x
-        edge_index, weights = _edges_of(graph, tokens.device)
+        edge_index, weights = _edges_of(graph, tokens)
         if weights is not None and self.layer not in _WEIGHTED:
             raise ValueError(
                 f"`graph` has weights, which layer {self.layer!r} has no use for. Take one of {_WEIGHTED}, or build "
                 "the graph without weights."
+            )
+        if weights is not None and bool((weights < 0).any()):
+            raise ValueError(
+                f"`graph` has negative weights, but layer {self.layer!r} takes roots of sums of them. Build it with "
+                "weights that are positive."
             )
         if self.layer == "gcn":
             edge_index, weights = _normalized(graph, tokens)
@@ -235,16 +240,17 @@ def _network(
     return pyg.GAT(width, dim, depth, **common, heads=num_heads, act="elu")
 
 
-def _edges_of(graph: Graph, device: torch.device) -> tuple[Tensor, Tensor | None]:
+def _edges_of(graph: Graph, tokens: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Edges as PyG has them, and their weights, where there are any; for tokens of a device and precision."""
     if graph not in _KEPT:
         # Kept for training too, whatever mode asks for them first.
         with torch.inference_mode(False):
             edge_index, values = graph.to_edge_index()
             # PyG sends messages along edges; here a node hears the nodes that its edges lead to.
             edge_index = edge_index.flip(0) if graph.directed else edge_index
-            _KEPT[graph] = edge_index, values.float() if bool((values != 1).any()) else None
+            _KEPT[graph] = edge_index, values if bool((values != 1).any()) else None
     edge_index, weights = _KEPT[graph]
-    return edge_index.to(device), None if weights is None else weights.to(device)
+    return edge_index.to(tokens.device), None if weights is None else weights.to(tokens)
 
 
 def _normalized(graph: Graph, tokens: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -261,7 +267,9 @@ def _normalized(graph: Graph, tokens: Tensor) -> tuple[Tensor, Tensor | None]:
             # That CSR is in beta.
             warnings.catch_warnings(action="ignore", category=UserWarning),
         ):
-            edge_index, weights = conv.gcn_norm(*_edges_of(graph, torch.device("cpu")), graph.num_nodes)
+            # In double precision, for models of every precision.
+            edge_index, weights = _edges_of(graph, tokens.new_empty(0, dtype=torch.float64, device="cpu"))
+            edge_index, weights = conv.gcn_norm(edge_index, weights, graph.num_nodes, dtype=torch.float64)
             matrix = utils.to_torch_csr_tensor(edge_index.flip(0), weights, size=(graph.num_nodes,) * 2)
             _NORMALIZED[graph] = matrix, edge_index, weights
     matrix, edge_index, weights = _NORMALIZED[graph]

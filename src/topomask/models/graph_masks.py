@@ -101,13 +101,18 @@ class NamedGraphMask(NamedTuple):
     about: str
 
 
-def _movable(mask: Mask) -> Mask:
-    """The mask, or a ValueError where it stays with what it was made for."""
-    if type(mask).on is Mask.on:
-        raise ValueError(
-            f"`mask` is a {type(mask).__name__}, which cannot be moved to the graph of every call. Take a mask of "
-            f"graphs, or one by name: {', '.join(GRAPH_MASKS)}."
-        )
+def _movable(mask: Any) -> Mask:
+    """The mask, or a ValueError where it cannot be moved to other graphs, which is tried."""
+    if not isinstance(mask, Mask):
+        raise ValueError(f"`mask` must make masks, but made a {type(mask).__name__}. Return one of topomask.masks.")
+    instead = f"Take a mask of graphs, or one by name: {', '.join(GRAPH_MASKS)}."
+    what = f"`mask` is a {type(mask).__name__}, which cannot be moved to the graph of every call"
+    try:
+        moved = mask.on(path_graph(3))
+    except ValueError as error:
+        raise ValueError(f"{what}: {error} {instead}") from None
+    if (moved.num_queries, moved.num_keys) != (3, 3):
+        raise ValueError(f"{what}: on 3 nodes it is {moved.num_queries} x {moved.num_keys}. {instead}")
     return mask
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
@@ -43,6 +45,8 @@ class GraphData:
         attributes: Whether attributes of nodes are input; none is as usual for the set.
         max_degree: Degrees from here on share a column, where they are one-hot; none is as usual for the set.
         version: How graphs and inputs are made; filled in, for the record.
+        parts: A digest of the graphs for training, validation and test; filled in, for the record: where folds are
+            others later, a run would be tested on graphs that it has trained on.
     """
 
     name: str
@@ -53,6 +57,7 @@ class GraphData:
     attributes: bool | None = None
     max_degree: int | None = None
     version: int | None = field(default=None, metadata={"settable": False})
+    parts: str | None = field(default=None, metadata={"settable": False})
 
     def resolved(self) -> Self:
         """The same with the defaults of the set written out, so that a record has all that shapes the input."""
@@ -87,11 +92,27 @@ class GraphData:
         check_split(split, Fold._fields, self.name)
         if self.name in MOTIFS:
             return _motifs(self.name, split, self.resolved().fold)
+        whole, fold = self._load()
+        if self.parts not in (None, _digest(fold)):
+            raise ValueError(
+                f"Fold {self.fold} of {self.name} has other graphs than when the run was made: "
+                f"{self._file_of_folds()} has changed, or is gone. Put it back, or run again in another folder."
+            )
+        return whole.subset(getattr(fold, split).tolist())
+
+    def recorded(self) -> Self:
+        """The same with all that it stands for written out, down to the graphs of its fold."""
+        parts = None if self.name in MOTIFS else _digest(self._load()[1])
+        return replace(self.resolved(), parts=parts if self.parts is None else self.parts)
+
+    def _load(self) -> tuple[GraphSet, Fold]:
         root = data_root(self.root)
         if not any((root / "tudataset" / name).exists() for name in (self.name, f"{self.name}.zip")):
             look_up(dict.fromkeys((*TU_SETS, *MOTIFS)), "set of graphs", self.name)
-        whole, fold = _fold(replace(self.resolved(), root=root, batch_size=1))
-        return whole.subset(getattr(fold, split).tolist())
+        return _fold(replace(self.resolved(), root=root, batch_size=1, parts=None))
+
+    def _file_of_folds(self) -> Path:
+        return data_root(self.root) / "splits" / f"{self.name}.json"
 
 
 # An experiment asks for its sets more than once, and a table has many experiments on the same.
@@ -125,10 +146,19 @@ def _fold(data: GraphData) -> tuple[GraphSet, Fold]:
 
 def _folds(data: GraphData, whole: GraphSet) -> list[Fold]:
     """The folds of the fair comparison, or of a file like theirs; stratified ones for a set that has none."""
-    known, file = TU_SETS.get(data.name), data_root(data.root) / "splits" / f"{data.name}.json"
+    known, file = TU_SETS.get(data.name), data._file_of_folds()
     if file.is_file() or (known is not None and known.in_fair_comparison):
         return fair_splits(data.name, len(whole), data.root)
+    for other in sorted(file.parent.glob("*.json")):
+        if other.stem.lower() in (data.name.lower(), f"{data.name}_splits".lower()):
+            raise ValueError(f"{other} looks like folds of {data.name}, which are read from {file.name}. Rename it.")
     return stratified_folds(whole.labels)
+
+
+def _digest(fold: Fold) -> str:
+    """A digest of which graphs are where."""
+    text = json.dumps([part.sort().values.tolist() for part in fold])
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,11 +173,11 @@ class GraphExperiment(ValidatedExperiment):
 
     def fitted(self) -> Self:
         """The same with the number of features and classes taken from the data."""
-        return replace(self, data=self.data.resolved()).fitted_to(self.data.load("train"))
+        return replace(self, data=self.data.recorded()).fitted_to(self.data.load("train"))
 
     def with_seed(self, seed: int) -> Self:
         """The same with another fold, and other weights, walks and order; the defaults of the set are written out."""
-        return replace(super().with_seed(seed), data=replace(self.data.resolved(), fold=seed))
+        return replace(super().with_seed(seed), data=replace(self.data.resolved(), fold=seed, parts=None))
 
     def batches(self, split: str, training: bool = False) -> GraphBatches:
         """Batches of a split."""

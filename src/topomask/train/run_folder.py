@@ -22,7 +22,7 @@ from topomask.train.config import FREE_FIELDS
 from topomask.train.folder_lock import FolderLock
 
 # Packages besides torch and NumPy that compute what a model is given or does; not all of them need be there.
-_PACKAGES = ("numba", "scipy", "scikit-learn")
+_PACKAGES = ("numba", "scipy", "scikit-learn", "torch-geometric")
 
 
 class RunFolder:

@@ -10,7 +10,7 @@ from topomask.cli import main
 from topomask.data import motifs
 from topomask.data.node_sets import NODE_SETS
 from topomask.data.tu import TU_SETS, TUEntry
-from topomask.recipes import graphs, nodes
+from topomask.recipes import graphs
 from topomask.recipes.reproduce.registry import GROUPS, STUDIES, reproduce
 from topomask.recipes.reproduce.study import collect
 
@@ -18,15 +18,9 @@ SHORT = ["train.epochs=1", "train.progress=false"]
 
 
 @pytest.fixture(autouse=True)
-def forget(monkeypatch, tmp_path):
+def _own_data(monkeypatch, tmp_path, forget_data):
     """Sets of the same name come from other files here."""
     monkeypatch.setenv("TOPOMASK_DATA", str(tmp_path / "data"))
-    kept = (graphs._motifs, graphs._tu, graphs._fold, nodes._load)
-    for each in kept:
-        each.cache_clear()
-    yield
-    for each in kept:
-        each.cache_clear()
 
 
 def run(name, folder, seeds=(0, 1)):
