@@ -17,6 +17,7 @@ from topomask.extras import need
 from topomask.graph import Graph
 from topomask.models.graph_transformer import check_features
 from topomask.nn import MLP, GraphReadout, SparseRows
+from topomask.nn.dropout import Dropout, drop
 from topomask.nn.readout import Readout
 from topomask.nn.sparse_rows import apply_linear, drop_features
 
@@ -135,7 +136,7 @@ class GraphNetwork(nn.Module):
         tokens = self.network(tokens, edge_index, **({} if weights is None else {"edge_weight": weights}))
         if self.head is None:
             return tokens
-        return self.head(F.dropout(self.readout(tokens, graph), self.dropout, self.training))
+        return self.head(drop(self.readout(tokens, graph), self.dropout, self.training))
 
 
 class _ResidualNetwork(nn.Module):
@@ -150,7 +151,7 @@ class _ResidualNetwork(nn.Module):
             for _ in range(depth)
         )
         self.perceptrons = nn.ModuleList(MLP(dim, 2 * dim) for _ in range(depth))
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
         self.norm = nn.LayerNorm(dim)
         self.head = nn.Identity() if out is None else nn.Linear(dim, out)
 

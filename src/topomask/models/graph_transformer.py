@@ -16,6 +16,7 @@ from topomask.masks.views import MaskViews
 from topomask.models.graph_masks import GraphMaskOptions, MaskFactory, layer_masks
 from topomask.nn import MLP, GraphConvolution, GraphReadout, MaskedAttention, SparseRows
 from topomask.nn.attention import Kind, checked_feature_map
+from topomask.nn.dropout import Dropout
 from topomask.nn.readout import Readout
 from topomask.nn.sparse_rows import apply_linear, drop_features
 
@@ -116,7 +117,7 @@ class GraphTransformer(nn.Module):
         )
         self.norm = norms()
         self.readout = GraphReadout(readout, dim)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
         self.head = nn.Linear(dim, num_classes)
         self._views = MaskViews()
 
@@ -175,7 +176,7 @@ class GraphBlock(nn.Module):
         super().__init__()
         self.mixing_norm, self.attention, self.local = norms(), attention, local
         self.mlp_norm, self.mlp = norms(), mlp
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
 
     def forward(self, x: Tensor, graph: Graph, mask: Mask | None) -> Tensor:
         """Tokens to tokens, [N, C]; ``mask`` is that of the attention, on the graph."""

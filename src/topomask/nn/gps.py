@@ -14,6 +14,7 @@ from topomask.extras import need
 from topomask.graph import Graph
 from topomask.masks import Mask
 from topomask.masks.views import MaskViews
+from topomask.nn.dropout import drop
 from topomask.nn.masked_attention import MaskedAttention
 
 _GPSConv: Any = need("torch_geometric.nn", "PyG", "pyg", "MaskedGPSConv").GPSConv
@@ -114,10 +115,10 @@ class MaskedGPSConv(_GPSConv):  # type: ignore[misc]
         normed = {"batch": batch} if self.norm_with_batch else {}
         parts = []
         if self.conv is not None:
-            local = x + F.dropout(self.conv(x, edge_index, **kwargs), self.dropout, self.training)
+            local = x + drop(self.conv(x, edge_index, **kwargs), self.dropout, self.training)
             parts.append(local if self.norm1 is None else self.norm1(local, **normed))
         seen = self._views.on(self.attn.mask, graph) if features is None else self.attn.mask.on(graph, features)
-        attended = x + F.dropout(self.attn.attend(x, seen), self.dropout, self.training)
+        attended = x + drop(self.attn.attend(x, seen), self.dropout, self.training)
         parts.append(attended if self.norm2 is None else self.norm2(attended, **normed))
         out = torch.stack(parts).sum(dim=0)
         out = out + self.mlp(out)

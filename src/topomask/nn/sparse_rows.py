@@ -8,8 +8,8 @@ import numpy as np
 import scipy.sparse as sp
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
+from topomask.nn.dropout import drop
 from topomask.ops import segments
 from topomask.ops.sparse_product import Pattern, make_pattern, spmm
 
@@ -59,7 +59,7 @@ class SparseRows:
 
     def dropout(self, p: float) -> SparseRows:
         """With entries set to 0 with probability p, and the others scaled up."""
-        return SparseRows(self.pattern, F.dropout(self.values, p))
+        return SparseRows(self.pattern, drop(self.values, p))
 
     def to(self, device: torch.device | str) -> SparseRows:
         """On a device."""
@@ -81,7 +81,7 @@ def drop_features(x: Tensor | SparseRows, p: float, training: bool) -> Tensor | 
     """Dropout of features, dense or sparse."""
     if not training or p == 0:
         return x
-    return x.dropout(p) if isinstance(x, SparseRows) else F.dropout(x, p)
+    return x.dropout(p) if isinstance(x, SparseRows) else drop(x, p)
 
 
 def apply_linear(linear: nn.Linear, x: Tensor | SparseRows) -> Tensor:
