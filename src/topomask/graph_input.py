@@ -154,7 +154,14 @@ def starts_in_pyg(data: Any, num_nodes: int) -> Array:
     """Where the graphs of PyG's data start, and where the last ends: by ``ptr``, else by ``batch``."""
     ptr, batch = getattr(data, "ptr", None), getattr(data, "batch", None)
     if ptr is not None:
-        return ptr.cpu().numpy()
+        starts = to_numpy(ptr)
+        whole = starts.ndim == 1 and len(starts) > 1 and starts.dtype.kind in "iu"
+        if not whole or starts[0] != 0 or starts[-1] != num_nodes or (np.diff(starts) < 0).any():
+            raise ValueError(
+                f"`ptr` must ascend from 0 to the {num_nodes} nodes: where graphs start, and the last ends. It is "
+                f"{starts.tolist() if starts.size <= 10 else starts.dtype}. Rebuild it with PyG's Batch."
+            )
+        return starts
     if batch is None:
         return np.array([0, num_nodes])
     owner = to_numpy(batch)

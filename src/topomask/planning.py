@@ -88,7 +88,8 @@ def plan_attention(
         reasons = "; ".join(closed.values())
         raise ValueError(
             f"Only dense attention with {entries:,} weights would do: {reasons}. "
-            "Use WalkMask(symmetric=False), whose pairs are few on any graph, or pass strategy='dense' all the same."
+            "Use WalkMask(symmetric=False), whose pairs are few on any graph, or linear attention, or strategy='dense' "
+            "all the same."
         )
     best = min(open_ways, key=lambda name: open_ways[name])
     others = "; ".join(closed.values())
@@ -107,8 +108,8 @@ def _closed(mask: Mask, kernel: Kernel, dropout: bool) -> dict[str, str]:
         closed["pairs"] = f"{type(mask).__name__} has no sparse entries"
     elif bound > limit:
         closed["pairs"] = (
-            f"up to {bound:,} pairs of walks meet, more than {MAX_PAIRS_PER_QUERY} per query and head (the graph has "
-            "hubs, or walks are many and long); WalkMask(symmetric=False) has few pairs on any graph"
+            f"{type(mask).__name__} has up to {bound:,} pairs, more than {MAX_PAIRS_PER_QUERY} per query and head; "
+            "WalkMask(symmetric=False) has few pairs on any graph, also where it has hubs, or walks are many and long"
         )
     elif estimate > MAX_PAIRS:
         closed["pairs"] = f"about {estimate:,} entries would not fit in memory; WalkMask(symmetric=False) has fewer"

@@ -213,3 +213,13 @@ def test_parts_are_compared_once_per_batch(monkeypatch):
     for mask in masks * 2:
         views.on(mask, graph, GRAPHS)
     assert len(compared) == 1
+
+
+def test_walks_that_no_mask_has_any_more_are_let_go():
+    first, second, views, graph = walk_mask(), walk_mask(), MaskViews(), ragged_graph()
+    for seed in range(5):
+        first.resample(seed)
+        for mask in (first, second):
+            assert torch.equal(views.on(mask, graph).to_dense(), mask.on(graph).to_dense())
+    # Those of either mask; as long as the second has them, those that both had at first.
+    assert len(views._walks[graph]) == 2

@@ -258,7 +258,15 @@ def test_directed_graphs_and_norms():
         ({"norm": "group"}, "`norm` must be one of"),
         ({"readout": "max"}, "`readout` must be one of"),
         ({"dropout": 1.0}, r"`dropout` must lie in \[0, 1\)"),
+        ({"attention_dropout": 1.0}, r"`attention_dropout` must lie in \[0, 1\)"),
         ({"depth": 0}, "`depth` must be at least 1"),
+        ({"mlp_ratio": -1.0}, r"`mlp_ratio \* dim` must be at least 1, but is -"),
+        ({"mask": None}, "`mask` must be a name of .*, but is None"),
+        ({"mask": tm.WalkMask}, "`mask` must be a name of .*, but is the class WalkMask"),
+        (
+            {"mask": "power-series", "mask_options": GraphMaskOptions(max_length=2.5)},
+            "a whole number from 0, .* is 2.5",
+        ),
         ({"mask": "none", "num_heads": 0}, "`num_heads` must be at least 1"),
         ({"mask": "none", "kind": "bogus"}, "`kind` must be one of"),
         ({"mask": "none", "kind": "softmax"}, "`kind` is 'softmax', but with mask='none' there is no attention"),
@@ -276,6 +284,10 @@ def test_bad_arguments_are_named(options, message):
 def test_inputs_and_configs_that_do_not_fit_are_named():
     with pytest.raises(ValueError, match=r"`x` must have shape \[num_nodes=5, in_features=3\], but has shape \(4, 3\)"):
         make()(torch.ones(4, 3).double(), tm.cycle_graph(5))
+    with pytest.raises(ValueError, match=r"`graph` must be a topomask.Graph, but is a list. .*Graph.batch"):
+        make()(torch.ones(5, 3).double(), [tm.cycle_graph(5)])
+    with pytest.raises(ValueError, match="`norm` is 'batch', which needs more than one node"):
+        make(norm="batch")(torch.ones(1, 3).double(), tm.path_graph(1))
     with pytest.raises(ValueError, match="`in_features` is None"):
         GraphTransformerConfig(num_classes=2).build()
     with pytest.raises(ValueError, match="`name` must be one of"):
@@ -306,3 +318,25 @@ def test_masks_that_stay_where_they_are_are_refused_at_once(name):
 def test_a_function_that_makes_no_mask_is_refused():
     with pytest.raises(ValueError, match="`mask` must make masks, but made a NoneType"):
         make(mask=lambda _, __: None)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("local", ["none", "gcn", "sum"])
+def test_half_precision(local, dtype):
+    model, graph = make(local=local).float().eval(), GRAPHS[2]
+    x = features(graph).float()
+    expected = model(x, graph)
+    found = model.to(dtype)(x.to(dtype), graph)
+    assert found.dtype == dtype
+    torch.testing.assert_close(found.float(), expected, rtol=0.1, atol=0.1)
+
+
+# The compiler itself looks at the gradients of tokens between two of its graphs.
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
+@pytest.mark.parametrize("mask", ["walk", "diffusion", "none"])
+def test_compiles_on_graphs_it_has_not_seen(mask):
+    model = make(mask=mask, local="gcn").float().eval()
+    compiled = torch.compile(model, backend="eager")
+    for graph in (tm.grid_graph(3, 4), tm.cycle_graph(6)):
+        x = features(graph).float()
+        torch.testing.assert_close(compiled(x, graph), model(x, graph))

@@ -156,7 +156,9 @@ def test_weights_of_edges_reach_the_mask():
 def test_edges_that_a_mask_cannot_live_on_ask_for_a_graph():
     given = data(tm.path_graph(3))
     for weights in (torch.arange(1.0, 5.0), -torch.ones(4)):
-        with pytest.raises(ValueError, match=r"cannot live on these edges: .* and pass it as `graph`"):
+        with pytest.raises(
+            ValueError, match=r"cannot live on these edges: .* no such option: .* and pass it as `graph`"
+        ):
             layer(walk_mask())(given.x, given.edge_index, edge_weight=weights)
 
 
@@ -164,12 +166,57 @@ def test_options_that_would_be_thrown_away_are_refused():
     with pytest.raises(ValueError, match=r"`attn_type` is none of the options .*Attention is set by `mask`, `kind`"):
         layer(walk_mask(), attn_type="performer")
     assert layer(walk_mask(), norm=None, act="elu").norm1 is None
+    given = data(tm.path_graph(3))
+    alone = tm.nn.MaskedGPSConv(8, None, walk_mask(), heads=2)
+    with pytest.raises(ValueError, match="'edge_wieght' are for a local layer, but `conv` is None"):
+        alone(given.x, given.edge_index, edge_wieght=torch.ones(4))
+    with pytest.raises(ValueError, match="`channels` must be a multiple of `heads`, but they are 7 and 2"):
+        tm.nn.MaskedGPSConv(7, None, walk_mask(), heads=2)
 
 
 def test_nodes_out_of_order_are_refused():
     given = data(tm.path_graph(3))
-    with pytest.raises(ValueError, match="`batch` must be ascending"):
-        layer(walk_mask())(given.x, given.edge_index, torch.tensor([0, 1, 0]))
+    for batch in (torch.tensor([0, 1, 0]), torch.tensor([0]), torch.zeros(4).long(), torch.zeros(3)):
+        with pytest.raises(ValueError, match="`batch` must hold the graph of each of the 3 nodes, ascending"):
+            layer(walk_mask())(given.x, given.edge_index, batch)
+
+
+@pytest.mark.parametrize("norm", ["graph_norm", "instance_norm", "layer_norm", "batch_norm"])
+def test_norms_keep_to_the_graphs_of_a_given_graph(norm):
+    torch.manual_seed(0)
+    parts = [data(tm.grid_graph(3, 4)), data(tm.cycle_graph(5))]
+    batch, graph = Batch.from_data_list(parts), tm.Graph.batch([tm.grid_graph(3, 4), tm.cycle_graph(5)])
+    given = layer(walk_mask(), norm=norm).eval()
+    expected = torch.cat([given(part.x, part.edge_index) for part in parts])
+    found = given(batch.x, batch.edge_index, graph=graph)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    assert torch.equal(given(batch.x, batch.edge_index, batch.batch, graph=graph), found)
+
+
+def test_a_graph_that_does_not_fit_is_refused():
+    given, conv = data(tm.path_graph(3)), layer(walk_mask())
+    for graph, batch, message in (
+        (given, None, "`graph` must be a topomask.Graph, but is a Data. Use Graph.from_pyg"),
+        (tm.path_graph(4), None, "`graph` must have the 3 nodes of `x`, but has 4"),
+        (tm.path_graph(3), torch.tensor([0, 0, 1]), "`batch` contradicts `graph`"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            conv(given.x, given.edge_index, batch, graph=graph)
+    with pytest.raises(
+        ValueError, match=r"`edge_index` must be edges \[2, E\] where `graph` is not given, but has layout"
+    ):
+        conv(given.x, torch.eye(3).to_sparse())
+
+
+def test_directed_edges_are_seen_as_the_local_layer_hears_them():
+    x, edge_index = torch.eye(2, 8), torch.tensor([[0], [1]])
+    graph = tm.Graph.from_edges(edge_index.flip(0), 2, directed=True)
+    mask = tm.NeighborMask(tm.path_graph(1)).on(graph).to_dense()
+    heard = GCNConv(8, 8, normalize=False, bias=False)
+    heard.lin.weight.data = torch.eye(8)
+    # Node 1 hears node 0, and not the other way.
+    assert torch.equal(heard(x, edge_index)[1], x[0])
+    assert mask[0, 1, 0] > 0 == mask[0, 0, 1]
 
 
 class _Refuse:

@@ -58,3 +58,23 @@ def test_the_matrix_is_made_once_and_goes_with_the_graph(monkeypatch):
 def test_an_unknown_aggregation_is_refused():
     with pytest.raises(ValueError, match=r"`aggregation` must be one of \('gcn', 'sum'\), but is 'max'"):
         tm.nn.GraphConvolution(2, 2, "max")
+
+
+@pytest.mark.parametrize("shape", [(1, 2), (9, 2), (1, 5, 2)])
+def test_tokens_of_other_nodes_are_refused(shape):
+    with pytest.raises(
+        ValueError, match=r"`x` must have shape \[5, C\] .* Pass a row per column .* per node of a graph"
+    ):
+        tm.nn.GraphConvolution(2, 2)(torch.ones(shape), tm.cycle_graph(5))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("aggregation", ["gcn", "sum"])
+def test_half_precision(aggregation, dtype):
+    layer, graph = tm.nn.GraphConvolution(4, 4, aggregation), ragged_graph()
+    x = torch.randn(graph.num_nodes, 4)
+    expected = layer(x, graph)
+    found = layer.to(dtype)(x.to(dtype).requires_grad_(), graph)
+    assert found.dtype == dtype
+    torch.testing.assert_close(found.float(), expected, rtol=0.05, atol=0.05)
+    found.sum().backward()

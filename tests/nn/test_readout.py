@@ -29,3 +29,10 @@ def test_nodes_stay_as_they_are_and_large_scores_do_not_overflow():
 def test_an_unknown_readout_is_refused():
     with pytest.raises(ValueError, match="`readout` must be one of"):
         tm.nn.GraphReadout("max", 3)
+
+
+@pytest.mark.parametrize("kind", ["mean", "attention"])
+def test_sums_over_many_nodes_hold_in_half_precision(kind):
+    count = 70_000
+    out = tm.nn.GraphReadout(kind, 2).half()(torch.full((count, 2), 30.0).half(), tm.cycle_graph(count))
+    torch.testing.assert_close(out, torch.full((1, 2), 30.0).half())

@@ -1,4 +1,5 @@
 import numpy as np
+import pytest
 import scipy.sparse as sp
 import torch
 from torch import nn
@@ -51,3 +52,25 @@ def test_moving_nowhere_is_free():
     rows = SparseRows.from_scipy(sp.csr_array(matrix()))
     assert rows.to("cpu") is rows
     assert rows.to("meta").values.is_meta
+
+
+def test_weights_of_other_features_are_refused():
+    rows = SparseRows.from_scipy(sp.csr_array(matrix()))
+    with pytest.raises(ValueError, match=r"`x` must have shape \[5, C\] .*, but has shape \(3, 2\).* per feature"):
+        rows @ torch.ones(3, 2)
+
+
+def test_half_precision():
+    rows, weights = SparseRows.from_scipy(sp.csr_array(matrix())), torch.randn(5, 3)
+    for dtype in (torch.float16, torch.bfloat16):
+        found = rows @ weights.to(dtype)
+        assert found.dtype == dtype
+        torch.testing.assert_close(found.float(), rows @ weights, rtol=0.05, atol=0.05)
+
+
+def test_the_matrix_that_is_given_stays_as_it_is():
+    given = sp.csr_array((np.array([1.0, 0.0, 2.0]), np.array([1, 0, 2]), np.array([0, 1, 3])), shape=(2, 3))
+    for part in (given.data, given.indices, given.indptr):
+        part.flags.writeable = False
+    assert SparseRows.from_scipy(given).to_dense().tolist() == [[0.0, 1.0, 0.0], [0.0, 0.0, 2.0]]
+    assert (given.nnz, given.indices.tolist()) == (3, [1, 0, 2])

@@ -90,6 +90,29 @@ def test_nodes_are_learnt_beyond_what_their_features_say(metric, tmp_path):
     assert task.size(batches["val"][0]) == int(found.masks["val"].sum())
 
 
+def test_scores_that_are_no_numbers_have_no_area_and_no_model_is_best_by_them(tmp_path):
+    labels = torch.tensor([0, 0, 1, 1])
+    assert roc_auc(torch.tensor([0.1, torch.nan, 0.2, 0.3]), labels).isnan()
+    with pytest.raises(ValueError, match="`labels` must be 0 or 1, but hold 2"):
+        roc_auc(torch.rand(4), labels + 1)
+
+    class Broken(GraphClassification):
+        """NaN after the three batches of the first evaluation: the largest class of NaN may be right."""
+
+        batches = 0
+
+        def loss(self, model, batch):
+            loss, metrics = super().loss(model, batch)
+            if model.training:
+                return loss, metrics
+            self.batches += 1
+            late = self.batches > 3
+            return loss * (torch.nan if late else 1.0), metrics | ({"accuracy": torch.tensor(1.0)} if late else {})
+
+    result = run(tmp_path, replace(CONFIG, epochs=3), MODEL, task=Broken())
+    assert result.best["accuracy"] < 1
+
+
 def test_bad_arguments_are_named():
     with pytest.raises(ValueError, match="`metric` must be one of"):
         NodeClassification("f1")

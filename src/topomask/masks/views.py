@@ -24,7 +24,8 @@ class MaskViews:
     Walks are sampled once per graph and recipe, and kept as long as the graph is: the walks of a batch are those of its
     graphs, joined, which is bit-equal to sampling them on the batch. Masks of the same recipe share them: those of
     several layers, say, or parts of sums of masks. The views of the graph that was asked for last are kept too, so that
-    one large graph is bound once; they have the parameters that their masks have when they are asked for.
+    one large graph is bound once; they have the parameters, buffers and modules that their masks have when they are
+    asked for, but attributes of other kinds as they were.
 
     Example:
         >>> import topomask as tm
@@ -41,6 +42,7 @@ class MaskViews:
     def clear(self) -> None:
         """Forget everything, as when masks move to another device."""
         self._walks: WeakKeyDictionary[Graph, dict[WalkRecipe, Features]] = WeakKeyDictionary()
+        self._recipes: WeakKeyDictionary[Mask, WalkRecipe] = WeakKeyDictionary()
         self._forget_last()
 
     def _forget_last(self, graph: Graph | None = None) -> None:
@@ -48,6 +50,8 @@ class MaskViews:
         self._last, self._views = graph, dict[tuple[Mask | WalkRecipe, ...], Mask]()
         self._bound = dict[WalkRecipe, BoundWalks]()
 
+    # Walks are sampled by kernels that the compiler cannot look into.
+    @torch.compiler.disable
     def on(self, mask: Mask, graph: Graph, parts: Sequence[Graph] | None = None) -> Mask:
         """The mask on a graph.
 
@@ -60,6 +64,7 @@ class MaskViews:
             self._forget_last(graph)
         key = _parts(mask)
         if key not in self._views:
+            self._forget_resampled(mask)
             # Kept for training too, whatever mode asks for it first.
             with torch.inference_mode(False), torch.no_grad():
                 view = self._views[key] = mask.on(graph, self._features(mask, graph, parts))
@@ -68,6 +73,15 @@ class MaskViews:
                     self._bound[part.recipe] = part._walks
         _relink(self._views[key], mask)
         return self._views[key]
+
+    def _forget_resampled(self, mask: Mask) -> None:
+        """Let go of walks of a recipe that no mask has any more, as when masks draw new walks in every epoch."""
+        for part in mask.modules():
+            if isinstance(part, FeatureMask):
+                old, self._recipes[part] = self._recipes.get(part), part.recipe
+                if old is not None and old not in self._recipes.values():
+                    for kept in self._walks.values():
+                        kept.pop(old, None)
 
     def _features(self, mask: Mask, graph: Graph, parts: Sequence[Graph] | None) -> Any:
         """The walks that ``mask.on(graph, ...)`` takes; None for a mask that does not walk."""

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from topomask.extras import need
 from topomask.graph import Graph
-from topomask.models.graph_transformer import check_features
+from topomask.models.graph_transformer import check_features, check_probabilities, check_sizes
 from topomask.nn import MLP, GraphReadout, SparseRows
 from topomask.nn.dropout import Dropout, drop
 from topomask.nn.readout import Readout
@@ -89,11 +89,8 @@ class GraphNetwork(nn.Module):
             raise ValueError(f"`layer` must be one of {get_args(Layer)}, but is {layer!r}.")
         if norm not in _NORMS:
             raise ValueError(f"`norm` must be one of {tuple(_NORMS)}, but is {norm!r}.")
-        if depth < 1:
-            raise ValueError(f"`depth` must be at least 1, but is {depth}.")
-        for name, p in (("dropout", dropout), ("input_dropout", input_dropout)):
-            if not 0 <= p < 1:
-                raise ValueError(f"`{name}` must lie in [0, 1), but is {p}.")
+        check_sizes(in_features=in_features, num_classes=num_classes, dim=dim, depth=depth, num_heads=num_heads)
+        check_probabilities(dropout=dropout, input_dropout=input_dropout)
         if residual and (layer not in ("gcn", "gat") or norm != "layer"):
             raise ValueError(
                 f"`residual` is for layers 'gcn' and 'gat' with norm 'layer', but these are {layer!r} and {norm!r}."

@@ -51,7 +51,7 @@ class GraphMaskOptions:
         halt_prob: Probability to stop before each step. Default: 0.
         coupling: "iid", "antithetic" or "repelling". Default: "repelling".
         symmetric: Whether keys walk too. Default: false, since graphs have hubs, where walks of many nodes meet.
-        normalization: "sym", "row" or "none", of the adjacency matrix. Default: "sym".
+        normalization: "sym", "row" or "none", of the adjacency matrix. Default: "sym", of directed graphs "row".
         unit_diagonal: Let the overlap of walks of a node with themselves be 1. Default: true.
         operator: "laplacian", "normalized_laplacian" or "negated_adjacency". Default: "normalized_laplacian".
         time: Initial time of the diffusion. Default: 1.
@@ -132,6 +132,12 @@ def layer_masks(
         raise ValueError(
             f"`mask_options` are for masks by name, but `mask` is a {type(mask).__name__}. Leave them out."
         )
+    if isinstance(mask, type) or not (isinstance(mask, str | Mask) or callable(mask)):
+        given_instead = f"the class {mask.__name__}" if isinstance(mask, type) else repr(mask)
+        raise ValueError(
+            f"`mask` must be a name of {tuple(GRAPH_MASKS)}, a mask, or a function of a graph and a number of heads "
+            f"that makes one, but is {given_instead}."
+        )
     if isinstance(mask, Mask):
         return [_movable(mask)] * depth
     placeholder = path_graph(1)
@@ -177,7 +183,9 @@ def _diffusion(graph: Graph, num_heads: int, operator: Operator = "normalized_la
 def _power_series(
     graph: Graph, num_heads: int, max_length: int = 4, normalization: Normalization | None = None
 ) -> Mask:
-    series = 0.5 ** torch.arange(max_length + 1)
+    if max_length != int(max_length) or max_length < 0:
+        raise ValueError(f"`max_length` must be a whole number from 0, the highest power, but is {max_length}.")
+    series = 0.5 ** torch.arange(int(max_length) + 1)
     return masks.PowerSeriesMask(graph, series.expand(num_heads, -1), normalization=normalization)
 
 

@@ -85,12 +85,12 @@ class GraphTransformer(nn.Module):
         normalizer: Normalizer | None = None,
     ) -> None:
         super().__init__()
-        _check_sizes(in_features=in_features, num_classes=num_classes, dim=dim, depth=depth, num_heads=num_heads)
+        hidden_dim = round(mlp_ratio * dim)
+        check_sizes(in_features=in_features, num_classes=num_classes, dim=dim, depth=depth, num_heads=num_heads)
+        check_sizes(**{"mlp_ratio * dim": hidden_dim})
         if local not in get_args(Local):
             raise ValueError(f"`local` must be one of {get_args(Local)}, but is {local!r}.")
-        for name, p in (("dropout", dropout), ("input_dropout", input_dropout)):
-            if not 0 <= p < 1:
-                raise ValueError(f"`{name}` must lie in [0, 1), but is {p}.")
+        check_probabilities(dropout=dropout, input_dropout=input_dropout, attention_dropout=attention_dropout)
         norms = norm_factory(norm, dim)
         how: dict[str, Any] = {
             "kind": kind,
@@ -109,7 +109,7 @@ class GraphTransformer(nn.Module):
             GraphBlock(
                 None if layer_mask is None else MaskedAttention(dim, num_heads, layer_mask, **how),
                 None if local == "none" else GraphConvolution(dim, dim, local),
-                MLP(dim, round(mlp_ratio * dim)),
+                MLP(dim, hidden_dim),
                 norms,
                 dropout,
             )
@@ -124,6 +124,11 @@ class GraphTransformer(nn.Module):
     def represent(self, x: Tensor | SparseRows, graph: Graph, parts: Sequence[Graph] | None = None) -> Tensor:
         """One vector per graph, [G, C], or per node, [N, C]: what the head classifies."""
         check_features(x, graph, self.in_features)
+        if self.training and graph.num_nodes == 1 and isinstance(self.norm, nn.BatchNorm1d):
+            raise ValueError(
+                "`norm` is 'batch', which needs more than one node to train on, but the batch has one. Take larger "
+                "batches, or norm='layer'."
+            )
         tokens = apply_linear(self.embedding, drop_features(x, self.input_dropout, self.training))
         for block in self.blocks:
             assert isinstance(block, GraphBlock)
@@ -299,7 +304,12 @@ def norm_factory(norm: str, dim: int) -> Callable[[], nn.Module]:
 
 
 def check_features(x: Tensor | SparseRows, graph: Graph, in_features: int) -> None:
-    """A ValueError unless there is one row of features per node."""
+    """A ValueError unless there is a graph, and one row of features per node of it."""
+    if not isinstance(graph, Graph):
+        raise ValueError(
+            f"`graph` must be a topomask.Graph, but is a {type(graph).__name__}. Turn PyG's data with Graph.from_pyg, "
+            "and several graphs into one with Graph.batch."
+        )
     if x.shape != (graph.num_nodes, in_features):
         raise ValueError(
             f"`x` must have shape [num_nodes={graph.num_nodes}, in_features={in_features}], but has shape "
@@ -307,10 +317,18 @@ def check_features(x: Tensor | SparseRows, graph: Graph, in_features: int) -> No
         )
 
 
-def _check_sizes(**sizes: int) -> None:
+def check_sizes(**sizes: int) -> None:
+    """A ValueError that names the first size below 1."""
     for name, size in sizes.items():
         if size < 1:
             raise ValueError(f"`{name}` must be at least 1, but is {size}.")
+
+
+def check_probabilities(**probabilities: float) -> None:
+    """A ValueError that names the first that is none to drop something with."""
+    for name, p in probabilities.items():
+        if not 0 <= p < 1:
+            raise ValueError(f"`{name}` must lie in [0, 1), but is {p}.")
 
 
 def _check_no_attention(kind: str, **options: Any) -> None:

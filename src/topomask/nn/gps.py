@@ -7,7 +7,6 @@ from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from topomask.extras import need
@@ -73,6 +72,8 @@ class MaskedGPSConv(_GPSConv):  # type: ignore[misc]
                     f"`{name}` is none of the options {_OPTIONS} of PyG's GPSConv that count here. Attention is set by "
                     "`mask`, `kind` and `attn_kwargs`."
                 )
+        if heads < 1 or channels % heads:
+            raise ValueError(f"`channels` must be a multiple of `heads`, but they are {channels} and {heads}.")
         super().__init__(channels, conv, heads, dropout, **options)
         self.attn = MaskedAttention(channels, heads, mask, kind=kind, **(attn_kwargs or {}))
         self.attn_type = f"masked {kind}"
@@ -100,9 +101,10 @@ class MaskedGPSConv(_GPSConv):  # type: ignore[misc]
         Args:
             x: Tokens, [N, C].
             edge_index: Edges, [2, E], both directions of each, for the local layer.
-            batch: Which graph every node belongs to, [N], ascending. Default: one graph.
+            batch: Which graph every node belongs to, [N], ascending. Default: that of ``graph``, or one graph.
             graph: The same as a graph. Default: made of ``edge_index``, ``batch`` and ``edge_weight``, once for all
-                layers that are given the same tensors. Pass it where edges are directed or weights negative.
+                layers that are given the same tensors. Pass it where edges are directed or weights negative: PyG sends
+                messages along edges, and here a node sees where its edges lead, so flip ``edge_index`` for it.
             features: Walks already sampled on ``graph`` by ``layer.attn.mask.sample(graph)``. Default: sampled once
                 per graph.
             **kwargs: For the local layer. Weights of edges, ``edge_weight``, reach the mask too, as numbers: where a
@@ -111,7 +113,14 @@ class MaskedGPSConv(_GPSConv):  # type: ignore[misc]
         Returns:
             Tokens, [N, C].
         """
-        graph = _graph(edge_index, batch, kwargs.get("edge_weight"), len(x)) if graph is None else graph
+        if self.conv is None and kwargs.keys() - ({"edge_weight"} if graph is None else set()):
+            raise ValueError(
+                f"{', '.join(map(repr, kwargs))} are for a local layer, but `conv` is None. Leave them out."
+            )
+        if graph is None:
+            graph = _graph(edge_index, batch, kwargs.get("edge_weight"), len(x))
+        else:
+            batch = _batch_of(graph, batch, x)
         normed = {"batch": batch} if self.norm_with_batch else {}
         parts = []
         if self.conv is not None:
@@ -133,8 +142,8 @@ class MaskedGPSConv(_GPSConv):  # type: ignore[misc]
 class _Batch:
     """What :meth:`Graph.from_pyg` looks at."""
 
-    def __init__(self, edge_index: Tensor, num_nodes: int, ptr: Tensor | None, edge_weight: Tensor | None) -> None:
-        self.edge_index, self.num_nodes, self.ptr, self.edge_weight = edge_index, num_nodes, ptr, edge_weight
+    def __init__(self, edge_index: Tensor, num_nodes: int, batch: Tensor | None, edge_weight: Tensor | None) -> None:
+        self.edge_index, self.num_nodes, self.batch, self.edge_weight = edge_index, num_nodes, batch, edge_weight
 
 
 class _Made(NamedTuple):
@@ -147,6 +156,20 @@ class _Made(NamedTuple):
 
 # By the tensor of edges, and gone with it. What stands in it may change, also behind PyTorch's back: it is compared.
 _KEPT: Any = WeakTensorKeyDictionary()
+
+
+def _batch_of(graph: Graph, batch: Tensor | None, x: Tensor) -> Tensor | None:
+    """Which graph every node belongs to, as PyG has it: for norms, which must not cross either."""
+    if not isinstance(graph, Graph):
+        raise ValueError(f"`graph` must be a topomask.Graph, but is a {type(graph).__name__}. Use Graph.from_pyg.")
+    if graph.num_nodes != len(x):
+        raise ValueError(f"`graph` must have the {len(x)} nodes of `x`, but has {graph.num_nodes}.")
+    own = torch.from_numpy(graph.graph_index.copy()).to(x.device)
+    if batch is not None and not torch.equal(batch.to(own), own):
+        raise ValueError(
+            "`batch` contradicts `graph`: nodes belong to other graphs. Leave it out, or mend one of them."
+        )
+    return own if graph.num_graphs > 1 else batch
 
 
 def _graph(edge_index: Tensor, batch: Tensor | None, edge_weight: Tensor | None, num_nodes: int) -> Graph:
@@ -171,15 +194,17 @@ def _same(first: Tensor | None, second: Tensor | None) -> bool:
 
 
 def _make_graph(edge_index: Tensor, batch: Tensor | None, edge_weight: Tensor | None, num_nodes: int) -> Graph:
-    ptr = None
-    if batch is not None:
-        if bool((batch.diff() < 0).any()):
-            raise ValueError("`batch` must be ascending, as PyG's Batch has it. Sort the nodes by their graph.")
-        ptr = F.pad(torch.bincount(batch).cumsum(0), (1, 0))
-    try:
-        return Graph.from_pyg(_Batch(edge_index, num_nodes, ptr, edge_weight))
-    except ValueError as error:
+    if edge_index.layout != torch.strided:
         raise ValueError(
-            f"The mask cannot live on these edges: {error} Here: make the graph yourself, as in "
-            "tm.Graph.from_pyg(data, directed=True), and pass it as `graph`."
-        ) from error
+            f"`edge_index` must be edges [2, E] where `graph` is not given, but has layout {edge_index.layout}. Turn "
+            "it with PyG's to_edge_index()."
+        )
+    try:
+        return Graph.from_pyg(_Batch(edge_index, num_nodes, batch, edge_weight))
+    except ValueError as error:
+        advice = (
+            " This layer has no such option: make the graph yourself, as tm.Graph.from_edges(edge_index.flip(0), "
+            "num_nodes, ...), and pass it as `graph`."
+        )
+        optional = any(option in str(error) for option in ("directed=True", "signed=True"))
+        raise ValueError(f"The mask cannot live on these edges: {error}{advice if optional else ''}") from error

@@ -66,7 +66,7 @@ class GraphConvolution(nn.Module):
     def forward(self, x: Tensor, graph: Graph) -> Tensor:
         """Tokens [N, C] of the nodes of a graph, or of a batch of graphs."""
         pattern, values = neighbor_operator(graph, self.aggregation, x.device)
-        out = spmm(pattern, values.to(x.dtype), self.linear(x))
+        out = spmm(pattern, values, self.linear(x))
         return out + self.bias if self.root is None else out + self.root(x) + self.bias
 
     def extra_repr(self) -> str:
@@ -74,8 +74,9 @@ class GraphConvolution(nn.Module):
         return f"aggregation={self.aggregation!r}"
 
 
+@torch.compiler.disable
 def neighbor_operator(graph: Graph, aggregation: Aggregation, device: torch.device) -> _Operator:
-    """The matrix of a sum over neighbours, made once per graph."""
+    """The matrix of a sum over neighbours, made once per graph; not by the compiler, which need not look into it."""
     kept = _KEPT.setdefault(graph, {})
     if aggregation not in kept:
         # Kept for training too, whatever mode asks for it first.

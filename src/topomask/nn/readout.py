@@ -46,12 +46,14 @@ class GraphReadout(nn.Module):
         if self.kind == "node":
             return x
         groups = torch.from_numpy(graph.graph_index.copy()).to(x.device)
+        # Sums over thousands of nodes need more digits, and a larger range, than half precision has.
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
         if self.score is not None:
-            x = x * _softmax(self.score(x), groups, graph.num_graphs)
-        sums = x.new_zeros(graph.num_graphs, x.shape[-1]).index_add(0, groups, x)
-        if self.kind != "mean":
-            return sums
-        return sums / torch.bincount(groups, minlength=graph.num_graphs).clamp(min=1)[:, None]
+            wide = wide * _softmax(self.score(x).to(wide.dtype), groups, graph.num_graphs)
+        sums = wide.new_zeros(graph.num_graphs, x.shape[-1]).index_add(0, groups, wide)
+        if self.kind == "mean":
+            sums = sums / torch.bincount(groups, minlength=graph.num_graphs).clamp(min=1)[:, None]
+        return sums.to(x.dtype)
 
     def extra_repr(self) -> str:
         """Shown when the module is printed."""

@@ -38,7 +38,8 @@ class SparseRows:
     @classmethod
     def from_scipy(cls, matrix: Any) -> Self:
         """From a SciPy sparse matrix, in float32."""
-        matrix = sp.csr_array(matrix)
+        # A copy: what is done to it must not be done to the argument.
+        matrix = sp.csr_array(matrix, copy=True)
         matrix.sum_duplicates()
         matrix.eliminate_zeros()
         pointers, columns = (torch.from_numpy(x.astype(np.int64)) for x in (matrix.indptr, matrix.indices))
@@ -55,7 +56,7 @@ class SparseRows:
 
     def __matmul__(self, weights: Tensor) -> Tensor:
         """The product with weights [F, C], differentiable in them."""
-        return spmm(self.pattern, self.values.to(weights.dtype), weights.contiguous())
+        return spmm(self.pattern, self.values, weights.contiguous())
 
     def dropout(self, p: float) -> SparseRows:
         """With entries set to 0 with probability p, and the others scaled up."""

@@ -73,10 +73,18 @@ def roc_auc(scores: Tensor, labels: Tensor) -> Tensor:
         scores: The larger, the more like class 1, [n].
         labels: 0 or 1, [n].
 
+    Returns:
+        The area; NaN where a score is.
+
     Example:
         >>> roc_auc(torch.tensor([0.1, 0.4, 0.4, 0.8]), torch.tensor([0, 0, 1, 1]))
         tensor(0.8750, dtype=torch.float64)
     """
+    others = (labels != 0) & (labels != 1)
+    if others.any():
+        raise ValueError(f"`labels` must be 0 or 1, but hold {int(labels[others][0])}.")
+    if scores.isnan().any():
+        return scores.new_tensor(torch.nan, dtype=torch.float64)
     positive = labels == 1
     num_positive = int(positive.sum())
     num_negative = len(labels) - num_positive
@@ -86,6 +94,6 @@ def roc_auc(scores: Tensor, labels: Tensor) -> Tensor:
         )
     _, places, counts = torch.unique(scores, return_inverse=True, return_counts=True)
     # The mean rank, from 1, of every distinct score.
-    ranks = counts.cumsum(0) - (counts - 1) / 2.0
-    total = ranks.double()[places][positive].sum()
+    ranks = counts.cumsum(0) - (counts - 1).double() / 2
+    total = ranks[places][positive].sum()
     return (total - num_positive * (num_positive + 1) / 2) / (num_positive * num_negative)

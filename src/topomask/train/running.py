@@ -197,7 +197,8 @@ class Run:
         # Small sets have many ties, up to rounding. Patience is for the metric itself: they do not make a run longer.
         tied = name != "loss" and best is not None and math.isclose(now, best, rel_tol=1e-6)
         better = best is None or (not tied and (now > best if stepper.task.higher_is_better else now < best))
-        better = better and math.isfinite(now)
+        # A model that gives NaN has a largest class, too, and so an accuracy.
+        better = better and math.isfinite(now) and math.isfinite(state.metrics["loss"])
         state.stale = 0 if better else state.stale + 1
         if better or (tied and state.metrics["loss"] < state.best.get("loss", -math.inf)):
             state.best = state.metrics | {"step": self.step}

@@ -123,8 +123,18 @@ in_float32(_sddmm)
 
 
 def spmm(pattern: Pattern, values: Tensor, x: Tensor, transpose: bool = False) -> Tensor:
-    """Sparse matrix [R, N] with ``values`` [P], or its transpose, times ``x``; differentiable in both."""
-    return _spmm(*pattern, values, x, transpose)
+    """Sparse matrix [R, N] with ``values`` [P], or its transpose, times ``x``; differentiable in both.
+
+    Sums are taken in at least float32; the answer has the precision of ``x``.
+    """
+    shape = pattern.shape[::-1] if transpose else pattern.shape
+    if x.ndim != 2 or len(x) != shape[1]:
+        raise ValueError(
+            f"`x` must have shape [{shape[1]}, C] to be multiplied by a sparse matrix of shape {list(shape)}, but has "
+            f"shape {tuple(x.shape)}. Pass a row per column of the matrix: per node of a graph, or per feature."
+        )
+    wide = torch.promote_types(x.dtype, torch.float32)
+    return _spmm(*pattern, values.to(wide), x.to(wide), transpose).to(x.dtype)
 
 
 def sddmm(pattern: Pattern, a: Tensor, b: Tensor) -> Tensor:
