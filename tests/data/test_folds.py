@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from topomask.data import MissingDataError, fair_splits, stratified_folds
+from topomask.data.tu import TU_SETS, TUEntry
 
 NAME = "TINY"
 FOLDS = [{"train": [2, 0], "validation": [3], "test": [1]}, {"train": [1], "validation": [2], "test": [3, 0]}]
@@ -40,6 +41,7 @@ def test_folds_are_read_in_both_layouts(file, layout, num_graphs):
         ('[{"train": [0, 1.0], "validation": [2], "test": [3]}]', r"must have graphs for train, but has \[0, 1.0\]"),
         ('[{"train": 0, "validation": [2], "test": [3]}]', r"must have graphs for train, but has 0"),
         ('[{"train": [1, 2], "validation": [3], "test": [4]}]', r"numbers of graphs from 0 to 3, but has 4"),
+        ('[{"train": [0, 1], "validation": [2], "test": [1000000000000000000000]}]', r"but has 1000000000000000000000"),
         ('[{"train": [0, 1], "validation": [-1], "test": [3]}]', r"numbers of graphs from 0 to 3, but has -1"),
         ('[{"train": [0, 1], "validation": [3], "test": [2, 3]}]', r"must have every graph once, but has 3 2 times"),
         ('[{"train": [0, 1], "validation": [2], "test": [1]}]', r"must have every graph once, but has 1 2 times"),
@@ -51,6 +53,14 @@ def test_what_is_wrong_with_a_file_is_named(file, text, message):
     file.write_text(text)
     with pytest.raises(ValueError, match=message):
         fair_splits(NAME, 4, file.parent.parent)
+
+
+def test_folds_that_test_on_a_graph_twice_are_no_cross_validation(file, monkeypatch):
+    file.write_text(json.dumps(FOLDS[:1] * 3))
+    assert len(fair_splits(NAME, 4, file.parent.parent)) == 3, "splits of one's own may overlap"
+    monkeypatch.setitem(TU_SETS, NAME, TUEntry(4, 2))
+    with pytest.raises(ValueError, match=r"must test on every graph once, but 3 test on \d"):
+        fair_splits(NAME, root=file.parent.parent)
 
 
 def test_missing_folds_are_named(tmp_path):

@@ -112,8 +112,13 @@ def test_files_that_are_cut_off_or_hold_objects_are_refused(tmp_path):
         ),
         (
             {"test_mask": np.zeros((3, 4), dtype=bool)},
-            "as many splits in all of `masks`, but there are 2, 2 and 3 of train, val and test",
+            "as many splits in all of `masks`, and one at least, but there are 2, 2 and 3 of train, val and test",
         ),
+        ({f"{split}_mask": np.zeros((0, 4), dtype=bool) for split in ("train", "val", "test")}, "there are 0, 0 and 0"),
+        ({"train_mask": np.array([["a"] * 4] * 2)}, "contradicts itself: train_mask must be bool, but is <U1"),
+        ({"train_mask": np.array(True)}, r"`masks\['train'\]` must be bool .*, but is torch.bool of shape \(\)"),
+        ({"x_data": np.array(["a"] * 6)}, "`x_data` of .*tiny.npz must be real numbers, but is <U1"),
+        ({"x_data": np.ones(6) * 1j}, "`x_data` of .*tiny.npz must be real numbers, but is complex128"),
         ({"x_indices": np.full(6, 7)}, "The features in .*tiny.npz are no sparse matrix"),
         ({"x_data": np.ones(2)}, "The features in .*tiny.npz are no sparse matrix"),
         (
@@ -153,6 +158,9 @@ def test_sets_come_from_pyg():
         ("y", torch.tensor([0.2, 0.7, 1.6]), "`y` of one must be integers"),
         ("y", torch.tensor([0, -1, 1]), r"must be integers in \[0, 2\), the classes, but that of node 1 is -1"),
         ("x", torch.tensor([[0.0], [torch.inf], [torch.nan]]), "must be finite, but those of node 1 are not"),
+        ("x", torch.ones(3), r"`x` of one must be dense, of shape \[num_nodes, features\], but has .* shape \(3,\)"),
+        ("x", torch.ones(3, 1).to_sparse(), "`x` of one must be dense, .*, but has layout torch.sparse_coo"),
+        ("train_mask", torch.tensor(True), r"`masks\['train'\]` must be bool of shape"),
         ("y", torch.tensor([0, 1]), r"`y` of one must be 3 classes, but has shape \(2,\)"),
     ):
         kept = data[field]
@@ -176,6 +184,8 @@ def test_nodes_in_no_split_need_no_class(tmp_path):
         data[f"{split}_mask"] = torch.arange(4) == node
     found = NodeSet.from_pyg("some", data)
     assert (found.num_classes, found.batch("test").labels.tolist()) == (2, [1])
+    data.y = [1, 0, 99, 1]
+    assert NodeSet.from_pyg("some", data, "roc_auc").num_classes == 2
     data.y = [2, 0, -1, 1]
     with pytest.raises(ValueError, match="`metric` 'roc_auc' is for two classes, but there are 3"):
         NodeSet.from_pyg("some", data, "roc_auc")

@@ -320,6 +320,24 @@ def test_a_function_that_makes_no_mask_is_refused():
         make(mask=lambda _, __: None)
 
 
+def test_without_the_graph_a_linear_head_sees_counts_only_and_another_more():
+    """Nodes of three kinds: an affine map of how many there are of each explains the logits, or not."""
+    torch.manual_seed(0)
+    kinds = torch.nn.functional.one_hot(torch.randint(3, (60, 8)), 3).double()
+    graph = tm.Graph.batch([tm.path_graph(8)] * 60)
+    counts = torch.cat([kinds.sum(dim=1), torch.ones(60, 1).double()], dim=1)
+    unexplained = []
+    for head_dim in (None, 16):
+        model = make(mask="none", local="none", readout="mean", head_dim=head_dim).double().eval()
+        logits = model(kinds.flatten(0, 1), graph).detach()
+        fit = counts @ torch.linalg.lstsq(counts, logits, driver="gelsd").solution
+        unexplained.append(float((logits - fit).norm() / (logits - logits.mean(dim=0)).norm()))
+    assert unexplained[0] < 1e-9
+    assert unexplained[1] > 1e-4
+    with pytest.raises(ValueError, match="`head_dim` must be at least 1, but is 0"):
+        make(head_dim=0)
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("local", ["none", "gcn", "sum"])
 def test_half_precision(local, dtype):

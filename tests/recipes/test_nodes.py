@@ -1,5 +1,6 @@
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from graph_files import write_nodes
@@ -33,7 +34,7 @@ def test_what_features_tell_is_learnt(tmp_path):
 @pytest.mark.parametrize(("choose_by", "metric", "best"), [("metric", "accuracy", max), ("loss", "loss", min)])
 def test_weights_are_chosen_by_the_metric_or_the_loss(tmp_path, choose_by, metric, best):
     write_nodes(tmp_path)
-    fields = [*SMALL, f"choose_by={choose_by}", "train.optim.lr=0.3"]
+    fields = [*SMALL, f"choose_by={choose_by}", "train.optim.lr=0.1"]
     experiment = replace(apply_overrides(nodes(), fields), data=NodeData("rings", root=tmp_path))
     result = experiment.run(tmp_path / "run")
     seen = [line[metric] for line in read_metrics(result.folder / "metrics.jsonl") if line["event"] == "eval"]
@@ -50,7 +51,9 @@ def test_what_weights_are_chosen_by_is_checked():
 def test_a_seed_is_a_split_where_there_are_several(tmp_path):
     write_nodes(tmp_path)
     experiment = replace(nodes(), data=NodeData("rings", root=tmp_path))
-    assert [experiment.with_seed(seed).data.split for seed in range(4)] == [0, 1, 0, 1]
+    assert [experiment.with_seed(seed).data.split for seed in range(2)] == [0, 1]
+    with pytest.raises(ValueError, match=r"Seeds of rings are its splits and must lie in \[0, 2\), but one is 2"):
+        experiment.with_seed(2)
     assert [nodes().with_seed(seed).data.split for seed in range(3)] == [0, 0, 0]
     (batch,) = experiment.with_seed(1).batches("train")
     assert batch.nodes.tolist() == [node for node in range(30) if (node + 1) % 3 == 0]
@@ -80,3 +83,16 @@ def test_a_split_that_there_is_not_is_named(tmp_path):
     experiment = replace(nodes(), data=NodeData("rings", root=tmp_path, split=7))
     with pytest.raises(ValueError, match=r"`data.split` must lie in \[0, \d+\), the splits of rings, but is 7"):
         experiment.batches("train")
+
+
+def test_a_run_is_not_tested_on_nodes_that_it_has_trained_on(tmp_path, forget_data):
+    write_nodes(tmp_path)
+    file = tmp_path / "node" / "rings.npz"
+    experiment = replace(apply_overrides(nodes(), [*SMALL, "train.epochs=2"]), data=NodeData("rings", root=tmp_path))
+    experiment.run(tmp_path / "run")
+    arrays = dict(np.load(file))
+    arrays["train_mask"], arrays["test_mask"] = arrays["test_mask"], arrays["train_mask"]
+    np.savez(file, **arrays)
+    forget_data()
+    with pytest.raises(ValueError, match="Split 0 of rings has other nodes than when the run was made: its masks"):
+        load_run(tmp_path / "run").evaluate("test")

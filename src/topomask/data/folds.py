@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -52,7 +53,10 @@ def fair_splits(name: str, num_graphs: int | None = None, root: str | Path | Non
         raise ValueError(f"{file} is no JSON ({error}). It is cut off or another file. Get it again.") from None
     if not isinstance(found, list) or not found:
         raise ValueError(f"{file} must be a list of folds, {_LAYOUT}, but has none.")
-    return [_fold(fold, num_graphs, f"Fold {number} of {file}") for number, fold in enumerate(found)]
+    folds = [_fold(fold, num_graphs, f"Fold {number} of {file}") for number, fold in enumerate(found)]
+    if name in TU_SETS and TU_SETS[name].in_fair_comparison:
+        _check_tests(folds, file)
+    return folds
 
 
 def _fold(found: Any, num_graphs: int | None, what: str) -> Fold:
@@ -66,20 +70,28 @@ def _fold(found: Any, num_graphs: int | None, what: str) -> Fold:
         whole = isinstance(numbers, list) and all(type(number) is int for number in numbers)
         if not numbers or not whole:
             raise ValueError(f"{what} must have graphs for {name}, but has {_shortened(numbers)}. Folds are {_LAYOUT}.")
-        parts.append(torch.tensor(numbers))
-    together = torch.cat(parts)
-    counts = torch.bincount(together.clamp(min=0))
-    twice = (counts > 1).nonzero().flatten().tolist()
-    if int(together.min()) < 0 or (num_graphs is not None and int(together.max()) >= num_graphs):
-        last = "" if num_graphs is None else f" to {num_graphs - 1}"
-        wrong = next(k for k in together.tolist() if k < 0 or (num_graphs is not None and k >= num_graphs))
-        raise ValueError(f"{what} must have numbers of graphs from 0{last}, but has {wrong}.")
-    if twice:
-        raise ValueError(f"{what} must have every graph once, but has {twice[0]} {counts[twice[0]]} times.")
-    if num_graphs is not None and len(together) < num_graphs:
-        lacking = next(k for k in range(num_graphs) if k >= len(counts) or not counts[k])
+        parts.append(numbers)
+    counts = Counter(number for part in parts for number in part)
+    last = max(counts) if num_graphs is None else num_graphs - 1
+    wrong = next((number for number in counts if not 0 <= number <= last), None)
+    if wrong is not None:
+        raise ValueError(f"{what} must have numbers of graphs from 0 to {last}, but has {wrong}.")
+    twice = next((number for number, times in counts.items() if times > 1), None)
+    if twice is not None:
+        raise ValueError(f"{what} must have every graph once, but has {twice} {counts[twice]} times.")
+    if num_graphs is not None and len(counts) < num_graphs:
+        lacking = next(number for number in range(num_graphs) if number not in counts)
         raise ValueError(f"{what} must have each of the {num_graphs} graphs once, but lacks {lacking}.")
-    return Fold(*parts)
+    return Fold(*map(torch.tensor, parts))
+
+
+def _check_tests(folds: list[Fold], file: Path) -> None:
+    """A ValueError where a graph is tested on in two folds."""
+    number, times = Counter(torch.cat([fold.test for fold in folds]).tolist()).most_common(1)[0]
+    if times > 1:
+        raise ValueError(
+            f"The folds of {file} must test on every graph once, but {times} test on {number}. Get it again."
+        )
 
 
 def _shortened(value: Any) -> str:

@@ -110,19 +110,18 @@ class NodeSet:
         if isinstance(self.x, Tensor):
             check_finite(self.x, "`x`, the features of nodes,")
         for split in _SPLITS:
-            mask = self.masks.get(split)
-            if mask is None or mask.ndim != 2 or mask.shape[1] != count or mask.dtype != torch.bool:
-                raise ValueError(f"`masks[{split!r}]` must be bool of shape [splits, num_nodes={count}].")
+            _check_mask(split, self.masks.get(split), count)
         self._check_splits()
         check_labels(self.labels, self.num_classes, "node", _in_a_split(self.masks))
 
     def _check_splits(self) -> None:
         """A ValueError unless every split has nodes of all three kinds, and none of two."""
         train, val, test = (self.masks[split] for split in _SPLITS)
-        if not len(train) == len(val) == len(test):
+        if not len(train) == len(val) == len(test) > 0:
             raise ValueError(
-                f"There must be as many splits in all of `masks`, but there are {len(train)}, {len(val)} and "
-                f"{len(test)} of train, val and test. Repeat a mask that is the same in all."
+                "There must be as many splits in all of `masks`, and one at least, but there are "
+                f"{len(train)}, {len(val)} and {len(test)} of train, val and test. Repeat a mask that is the same in "
+                "all."
             )
         for number in range(len(train)):
             parts = {split: self.masks[split][number] for split in _SPLITS}
@@ -146,14 +145,20 @@ class NodeSet:
         for field, what in (("x", "features of its nodes"), ("y", "classes of its nodes")):
             if getattr(data, field, None) is None:
                 raise ValueError(f"{name} has no `{field}`, {what}. Set data.{field}.")
+        if data.x.layout != torch.strided or data.x.ndim != 2:
+            raise ValueError(
+                f"`x` of {name} must be dense, of shape [num_nodes, features], but has layout {data.x.layout} and "
+                f"shape {tuple(data.x.shape)}."
+            )
         labels = class_numbers(data.y, data.num_nodes, f"`y` of {name}")
         masks = {}
         for split in _SPLITS:
             mask = getattr(data, f"{split}_mask", None)
             if mask is None:
                 raise ValueError(f"{name} must have `{split}_mask`. Make one with PyG's RandomNodeSplit.")
-            masks[split] = mask[None] if mask.ndim == 1 else mask.T
-        return cls(name, Graph.from_pyg(data), data.x.float(), labels, int(labels.max()) + 1, _repeated(masks), metric)
+            masks[split] = mask[None] if mask.ndim == 1 else mask.mT if mask.ndim == 2 else mask
+        masks = _repeated(masks, labels)
+        return cls(name, Graph.from_pyg(data), data.x.float(), labels, _count_classes(labels, masks), masks, metric)
 
     @property
     def num_features(self) -> int:
@@ -225,16 +230,19 @@ def node_set(
             f"{labels.shape}. Get it again."
         )
     metric = check_metric(entry.metric if metric is None else metric)
+    rows = SparseRows.from_scipy(x)
     try:
-        masks = _repeated({split: torch.from_numpy(found[f"{split}_mask"]) for split in _SPLITS})
+        inputs, classes = rows if entry.sparse else rows.to_dense(), torch.from_numpy(labels.astype(np.int64))
+        for split in _SPLITS:
+            if found[f"{split}_mask"].dtype != bool:
+                raise ValueError(f"{split}_mask must be bool, but is {found[f'{split}_mask'].dtype}.")
+        masks = _repeated({split: torch.from_numpy(found[f"{split}_mask"]) for split in _SPLITS}, classes)
         edges = found["edges"]
         # Two edges are a 2 x 2 array, which would be read the other way.
         graph = Graph.from_edges(edges.T if edges.ndim == 2 else edges, num_nodes)
         if entry.num_edges not in (0, graph.num_edges):
             raise ValueError(f"there are {graph.num_edges:,} edges, but {name} has {entry.num_edges:,}.")
-        rows = SparseRows.from_scipy(x)
-        inputs, classes = rows if entry.sparse else rows.to_dense(), torch.from_numpy(labels.astype(np.int64))
-        return NodeSet(name, graph, inputs, classes, int(classes.max()) + 1, masks, metric)
+        return NodeSet(name, graph, inputs, classes, _count_classes(classes, masks), masks, metric)
     except ValueError as error:
         raise ValueError(f"{file} contradicts itself: {error} Get it again.") from None
 
@@ -251,8 +259,23 @@ def _in_a_split(masks: dict[str, Tensor]) -> Tensor:
     return torch.stack([masks[split].any(dim=0) for split in _SPLITS]).any(dim=0)
 
 
-def _repeated(masks: dict[str, Tensor]) -> dict[str, Tensor]:
+def _check_mask(split: str, mask: Tensor | None, num_nodes: int) -> None:
+    """A ValueError unless it says of every node, in one split or several, whether it is in it."""
+    if mask is None or mask.ndim != 2 or mask.shape[1] != num_nodes or mask.dtype != torch.bool:
+        found = "missing" if mask is None else f"{mask.dtype} of shape {tuple(mask.shape)}"
+        raise ValueError(f"`masks[{split!r}]` must be bool of shape [splits, num_nodes={num_nodes}], but is {found}.")
+
+
+def _count_classes(labels: Tensor, masks: dict[str, Tensor]) -> int:
+    """Classes of the nodes that are in a split; a label of another node may be anything."""
+    used = labels[_in_a_split(masks)]
+    return int(used.max()) + 1 if len(used) else 0
+
+
+def _repeated(masks: dict[str, Tensor], labels: Tensor) -> dict[str, Tensor]:
     """Masks of a single split as often as the others have splits."""
+    for split, mask in masks.items():
+        _check_mask(split, mask, len(labels))
     most = max(len(mask) for mask in masks.values())
     return {split: mask.expand(most, -1) if len(mask) == 1 else mask for split, mask in masks.items()}
 
@@ -274,6 +297,8 @@ def _read(file: Path) -> dict[str, Array]:
 
 def _features(file: Path, found: dict[str, Array], scaling: Scaling) -> Any:
     parts = (found["x_data"], found["x_indices"], found["x_indptr"])
+    if found["x_data"].dtype.kind not in "biuf":
+        raise ValueError(f"`x_data` of {file} must be real numbers, but is {found['x_data'].dtype}. Get it again.")
     try:
         x = sp.csr_array(parts, shape=tuple(int(size) for size in found["x_shape"]))
         x.check_format(full_check=True)

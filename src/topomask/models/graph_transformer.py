@@ -52,6 +52,8 @@ class GraphTransformer(nn.Module):
         attention_dropout: Probability to drop a pair; linear attention then goes over pairs.
         feature_map: Feature map of linear attention. Default: ``"relu"``.
         normalizer: What attention divides by. Default: that of the mask.
+        head_dim: Width of a hidden layer of the head. Default: the head is linear, so that without attention and
+            neighbours a class is decided by a sum over nodes.
 
     Example:
         >>> import torch, topomask as tm
@@ -83,11 +85,12 @@ class GraphTransformer(nn.Module):
         attention_dropout: float = 0.0,
         feature_map: FeatureMap | None = None,
         normalizer: Normalizer | None = None,
+        head_dim: int | None = None,
     ) -> None:
         super().__init__()
         hidden_dim = round(mlp_ratio * dim)
         check_sizes(in_features=in_features, num_classes=num_classes, dim=dim, depth=depth, num_heads=num_heads)
-        check_sizes(**{"mlp_ratio * dim": hidden_dim})
+        check_sizes(**{"mlp_ratio * dim": hidden_dim}, head_dim=1 if head_dim is None else head_dim)
         if local not in get_args(Local):
             raise ValueError(f"`local` must be one of {get_args(Local)}, but is {local!r}.")
         check_probabilities(dropout=dropout, input_dropout=input_dropout, attention_dropout=attention_dropout)
@@ -118,7 +121,7 @@ class GraphTransformer(nn.Module):
         self.norm = norms()
         self.readout = GraphReadout(readout, dim)
         self.dropout = Dropout(dropout)
-        self.head = nn.Linear(dim, num_classes)
+        self.head = _head(dim, head_dim, num_classes)
         self._views = MaskViews()
 
     def represent(self, x: Tensor | SparseRows, graph: Graph, parts: Sequence[Graph] | None = None) -> Tensor:
@@ -195,7 +198,7 @@ class GraphBlock(nn.Module):
 
 @dataclass(frozen=True)
 class GraphTransformerConfig:
-    """The arguments of :class:`GraphTransformer` as data. What is None is taken from the data.
+    """The arguments of :class:`GraphTransformer` as data. Features and classes that are None are taken from the data.
 
     Attributes:
         in_features: Features of a node.
@@ -215,6 +218,7 @@ class GraphTransformerConfig:
         attention_dropout: Probability to drop a pair.
         feature_map: Feature map of linear attention; none is "relu".
         normalizer: What attention divides by; default is that of the mask.
+        head_dim: Width of a hidden layer of the head; none is a linear head.
     """
 
     in_features: int | None = None
@@ -234,6 +238,7 @@ class GraphTransformerConfig:
     attention_dropout: float = 0.0
     feature_map: str | None = None
     normalizer: Normalizer | None = None
+    head_dim: int | None = None
 
     @classmethod
     def preset(cls, name: str, **changes: Any) -> Self:
@@ -301,6 +306,12 @@ def norm_factory(norm: str, dim: int) -> Callable[[], nn.Module]:
         "none": nn.Identity,
     }
     return makers[norm]
+
+
+def _head(dim: int, head_dim: int | None, num_classes: int) -> nn.Module:
+    if head_dim is None:
+        return nn.Linear(dim, num_classes)
+    return nn.Sequential(nn.Linear(dim, head_dim), nn.GELU(), nn.Linear(head_dim, num_classes))
 
 
 def check_features(x: Tensor | SparseRows, graph: Graph, in_features: int) -> None:

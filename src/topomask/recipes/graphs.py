@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
@@ -28,6 +26,7 @@ from topomask.data.tu import TU_VERSION, TUEntry
 from topomask.models import GraphNetworkConfig, GraphTransformerConfig
 from topomask.recipes.experiment import ValidatedExperiment
 from topomask.recipes.names import look_up
+from topomask.recipes.parts import digest_of
 from topomask.train import GraphClassification, OptimConfig, Task, TrainConfig
 
 
@@ -93,7 +92,7 @@ class GraphData:
         if self.name in MOTIFS:
             return _motifs(self.name, split, self.resolved().fold)
         whole, fold = self._load()
-        if self.parts not in (None, _digest(fold)):
+        if self.parts not in (None, digest_of(fold)):
             raise ValueError(
                 f"Fold {self.fold} of {self.name} has other graphs than when the run was made: "
                 f"{self._file_of_folds()} has changed, or is gone. Put it back, or run again in another folder."
@@ -102,7 +101,7 @@ class GraphData:
 
     def recorded(self) -> Self:
         """The same with all that it stands for written out, down to the graphs of its fold."""
-        parts = None if self.name in MOTIFS else _digest(self._load()[1])
+        parts = None if self.name in MOTIFS else digest_of(self._load()[1])
         return replace(self.resolved(), parts=parts if self.parts is None else self.parts)
 
     def _load(self) -> tuple[GraphSet, Fold]:
@@ -153,12 +152,6 @@ def _folds(data: GraphData, whole: GraphSet) -> list[Fold]:
         if other.stem.lower() in (data.name.lower(), f"{data.name}_splits".lower()):
             raise ValueError(f"{other} looks like folds of {data.name}, which are read from {file.name}. Rename it.")
     return stratified_folds(whole.labels)
-
-
-def _digest(fold: Fold) -> str:
-    """A digest of which graphs are where."""
-    text = json.dumps([part.sort().values.tolist() for part in fold])
-    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,6 +13,7 @@ from topomask.data.node_sets import Metric, NodeEntry, Scaling
 from topomask.models import GraphNetworkConfig, GraphTransformerConfig
 from topomask.recipes.experiment import ValidatedExperiment
 from topomask.recipes.names import look_up
+from topomask.recipes.parts import digest_of
 from topomask.train import NodeClassification, OptimConfig, Task, TrainConfig
 
 
@@ -26,6 +27,8 @@ class NodeData:
         split: Which of the splits of the set.
         scaling: What is done to features: "none", "binary" or "row"; default is that of the set.
         metric: What is reported and chosen by: "accuracy" or "roc_auc"; none is as usual for the set.
+        parts: A digest of the nodes for training, validation and test; filled in, for the record: where masks are
+            others later, a run would be tested on nodes that it has trained on.
     """
 
     name: str
@@ -33,6 +36,7 @@ class NodeData:
     split: int = 0
     scaling: Scaling | None = None
     metric: Metric | None = None
+    parts: str | None = field(default=None, metadata={"settable": False})
 
     def resolved(self) -> Self:
         """The same with the defaults of the set written out, so that a record has all that shapes the input."""
@@ -47,6 +51,32 @@ class NodeData:
             look_up(NODE_SETS, "set of nodes", self.name)
         whole = self.resolved()
         return _load(self.name, root, whole.scaling, whole.metric)
+
+    def recorded(self) -> Self:
+        """The same with all that it stands for written out, down to the nodes of its split."""
+        return replace(self.resolved(), parts=self._digest() if self.parts is None else self.parts)
+
+    def batch(self, split: str) -> NodeBatch:
+        """The whole graph, with the nodes of a part of the split."""
+        found = self._checked()
+        if self.parts not in (None, self._digest()):
+            raise ValueError(
+                f"Split {self.split} of {self.name} has other nodes than when the run was made: its masks have "
+                "changed. Put them back, or run again in another folder."
+            )
+        return found.batch(split, self.split)
+
+    def _checked(self) -> NodeSet:
+        found = self.load()
+        if not 0 <= self.split < found.num_splits:
+            raise ValueError(
+                f"`data.split` must lie in [0, {found.num_splits}), the splits of {found.name}, but is {self.split}."
+            )
+        return found
+
+    def _digest(self) -> str:
+        masks = self._checked().masks
+        return digest_of(masks[part][self.split].nonzero().flatten() for part in ("train", "val", "test"))
 
 
 @lru_cache(maxsize=1)
@@ -66,7 +96,7 @@ class NodeExperiment(ValidatedExperiment):
 
     def fitted(self) -> Self:
         """The same with the number of features and classes taken from the data."""
-        return replace(self, data=self.data.resolved()).fitted_to(self.data.load())
+        return replace(self, data=self.data.recorded()).fitted_to(self.data.load())
 
     def with_seed(self, seed: int) -> Self:
         """The same with other weights and walks, and with another split where the set has several.
@@ -74,18 +104,18 @@ class NodeExperiment(ValidatedExperiment):
         The defaults of the set are written out.
         """
         known = NODE_SETS.get(self.data.name)
-        split = seed % (self.data.load().num_splits if known is None else known.num_splits)
-        return replace(super().with_seed(seed), data=replace(self.data.resolved(), split=split))
+        count = self.data.load().num_splits if known is None else known.num_splits
+        if count > 1 and not 0 <= seed < count:
+            raise ValueError(
+                f"Seeds of {self.data.name} are its splits and must lie in [0, {count}), but one is {seed}: a split "
+                "would count twice."
+            )
+        split = seed if count > 1 else 0
+        return replace(super().with_seed(seed), data=replace(self.data.resolved(), split=split, parts=None))
 
     def batches(self, split: str, training: bool = False) -> Sequence[NodeBatch]:  # noqa: ARG002
         """The whole graph, with the nodes of a split."""
-        found = self.data.load()
-        if not 0 <= self.data.split < found.num_splits:
-            raise ValueError(
-                f"`data.split` must lie in [0, {found.num_splits}), the splits of {found.name}, but is "
-                f"{self.data.split}."
-            )
-        return [found.batch(split, self.data.split)]
+        return [self.data.batch(split)]
 
     def _task(self) -> Task:
         """Cross entropy, and the metric of the set."""

@@ -93,7 +93,15 @@ def test_a_row_that_misses_its_published_value_makes_comparisons_void(tmp_path):
     run(tmp_path)
     notes = summarize(study, tmp_path / "results").notes
     # The mean of the first row is 50.17, and that of the second is above its value.
-    assert [note.endswith("; void: unmasked is 1.33 points below its published value.") for note in notes] == [True] * 2
+    assert all(": void here, by " in note for note in notes)
+    assert [note.endswith("; unmasked is 1.33 points below its published value.") for note in notes] == [True] * 2
+    above = replace(study, cells=[replace(cells[0], paper="48.0"), *cells[1:]])
+    notes = summarize(above, tmp_path / "results").notes
+    assert [(": holds here" in note, ": does not hold here" in note) for note in notes] == [
+        (True, False),
+        (False, True),
+    ]
+    assert all(note.endswith("; unmasked is 2.17 points above its published value.") for note in notes)
     explained = replace(study, cells=[replace(cells[0], short_because="it is known why"), *cells[1:]])
     notes = summarize(explained, tmp_path / "results").notes
     expected = "; unmasked is 1.33 points below its published value: it is known why."
@@ -153,7 +161,7 @@ def test_tables_at_a_glance(tmp_path):
     published = replace(study, cells=[replace(study.cells[0], paper="69.3"), *study.cells[1:]])
     found = overview([(published, tmp_path / "results")], ours="grf").rows[0]
     assert (better, worse, undecided) == ("unmasked; masked more", "", "")
-    assert found[5] == "unmasked (void); masked more"
+    assert (found[5], found[7]) == ("masked more", "unmasked (void)")
     known_why = replace(published, cells=[replace(published.cells[0], short_because="why"), *study.cells[1:]])
     assert overview([(known_why, tmp_path / "results")], ours="grf").rows[0][5] == "unmasked; masked more"
     turned = overview([(study, tmp_path / "results")], ours="grf-100").rows[0]

@@ -105,22 +105,35 @@ def _judge(study: Study, claim: Claim, values: dict[str, dict[int, float]]) -> s
     verdict = gap.verdict if gap.count >= study.seeds else "open"
     pairs = f"{gap.count} {study.repeats if gap.count > 1 else study.repeats.removesuffix('s')}"
     compared = [cell for cell in study.cells if cell.name in (claim.better, claim.worse)]
-    short = "".join(_short_of_paper(study, cell, values[cell.name]) for cell in compared)
+    short = "".join(_beside_paper(study, cell, values[cell.name]) for cell in compared)
+    if any(_is_void(study, cell, values[cell.name]) for cell in compared):
+        verdict = "void"
     return f"{text}: {verdict} here, by {_interval(study, gap)} {study.gap_unit}, paired over {pairs}{short}."
 
 
-def _short_of_paper(study: Study, cell: Cell, own: dict[int, float]) -> str:
-    """That a row misses its paper's value, where it is whole: comparisons do not count, unless it is known why."""
+def _shortfall(study: Study, cell: Cell, own: dict[int, float]) -> float | None:
+    """By how much a row falls short of its paper's value; negative where it is better, None where it is not whole."""
     known = published(cell.paper)
     if study.void_below is None or known is None or len(own) < study.seeds:
-        return ""
+        return None
     short = known[0] - study.scale * spread(own).mean
-    missed = short if study.higher_is_better else -short
-    if missed <= study.void_below:
+    return short if study.higher_is_better else -short
+
+
+def _is_void(study: Study, cell: Cell, own: dict[int, float]) -> bool:
+    """Whether comparisons with a row do not count: it falls short of its paper's value, and it is not known why."""
+    short = _shortfall(study, cell, own)
+    return short is not None and short > (study.void_below or 0.0) and not cell.short_because
+
+
+def _beside_paper(study: Study, cell: Cell, own: dict[int, float]) -> str:
+    """That a row is far from its paper's value, and why."""
+    short = _shortfall(study, cell, own)
+    if short is None or abs(short) <= (study.void_below or 0.0):
         return ""
-    where = "below" if study.higher_is_better else "above"
-    text = f"{cell.label} is {missed:.2f} {study.gap_unit} {where} its published value"
-    return f"; {text}: {cell.short_because}" if cell.short_because else f"; void: {text}"
+    where = "below" if (short > 0) == study.higher_is_better else "above"
+    why = f": {cell.short_because}" if short > 0 and cell.short_because else ""
+    return f"; {cell.label} is {abs(short):.2f} {study.gap_unit} {where} its published value{why}"
 
 
 def _judge_target(study: Study, target: Target, own: dict[int, float]) -> str:
@@ -193,8 +206,10 @@ def overview(studies: Sequence[tuple[Study, Path]], ours: str) -> Table:
         for cell in study.cells:
             between = None if cell.name == ours else _better_by(study, values[ours], values[cell.name])
             if between is not None and between.count >= study.seeds:
-                void = " (void)" if _short_of_paper(study, cell, values[cell.name]).startswith("; void") else ""
-                verdicts[between.verdict].append(cell.label + void)
+                if _is_void(study, cell, values[cell.name]):
+                    verdicts["undecided"].append(f"{cell.label} (void)")
+                else:
+                    verdicts[between.verdict].append(cell.label)
         listed = ["; ".join(labels) for labels in verdicts.values()]
         above = ", ".join(_published_above(study, values[ours])) if len(values[ours]) >= study.seeds else ""
         rows.append([study.title, _describe(study, values[ours]), known, above, added, *listed])
