@@ -14,7 +14,7 @@ def test_the_page_has_what_there_are_results_of(tmp_path, monkeypatch):
         monkeypatch.setattr(module, "STUDIES", {"toys": lambda: STUDY, "rest": lambda: OTHER, "fig3": computed.fig3})
     results, runs, docs = (tmp_path / name for name in ("results", "runs", "docs"))
     run_study(STUDY, [0, 1], results / "toys", runs / "toys", say=lambda _: None)
-    page.write_page(results, runs, docs)
+    page.write_page(results, docs)
     text = (docs / "results.md").read_text()
     assert text.count("## ") == 1
     assert "| masked | 0.730 | 75.05 ± 0.07 (2 seeds) |" in text
@@ -35,7 +35,7 @@ def test_the_page_says_what_its_intervals_are_over_and_counts_over_tables(tmp_pa
         monkeypatch.setattr(module, "GROUPS", {"gkat-social": tuple(parts)})
     results, runs = tmp_path / "results", tmp_path / "runs"
     run_study(parts["one"], range(3), results / "one", runs / "one", say=lambda _: None)
-    page.write_page(results, runs, tmp_path)
+    page.write_page(results, tmp_path)
     text = (tmp_path / "results.md").read_text()
     assert "- folds: parts of a set" in text
     assert "Nadeau and Bengio (2003)" in text
@@ -51,5 +51,5 @@ def test_the_page_leaves_out_what_was_computed_with_other_constants(tmp_path, mo
     registry.reproduce("fig3", tmp_path / "results", tmp_path / "runs")
     for tokens, count in (((64, 128, 256, 512), 1), ((64, 128, 256, 1024), 0)):
         monkeypatch.setattr(computed, "TOKENS", tokens)
-        page.write_page(tmp_path / "results", tmp_path / "runs", tmp_path / "docs")
+        page.write_page(tmp_path / "results", tmp_path / "docs")
         assert (tmp_path / "docs" / "results.md").read_text().count("## ") == count

@@ -193,3 +193,8 @@ def test_published_values_stand_beside_ours():
     assert dict(study.published)["GIN (fair comparison)"] == "59.6 ± 4.5"
     assert (study.seeds, study.repeats) == (10, "folds")
     assert all(len(cell.runs()) <= 4 for name in TABLES for cell in STUDIES[name]().cells)
+
+
+def test_what_is_run_needs_a_folder(tmp_path):
+    with pytest.raises(ValueError, match="`runs` is None, but what is run needs a folder"):
+        reproduce("digits", tmp_path, None)

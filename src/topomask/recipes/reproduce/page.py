@@ -40,12 +40,11 @@ _REPEATS = {
 }
 
 
-def write_page(results: Path, runs: Path, docs: Path) -> None:
-    """Write the page and its pictures.
+def write_page(results: Path, docs: Path) -> None:
+    """Write the page and its pictures: of results alone, which a checkout has, and not of runs, which it lacks.
 
     Args:
         results: Folder of the results.
-        runs: Folder of the runs; curves are drawn of those that are there.
         docs: Folder of the docs.
     """
     parts: list[str] = []
@@ -59,7 +58,7 @@ def write_page(results: Path, runs: Path, docs: Path) -> None:
         if begun and isinstance(study, Study):
             tables[name] = study
         if begun:
-            parts.append(_to_part(name, reproduce(name, results, runs, show=True), docs))
+            parts.append(_to_part(name, reproduce(name, results, None, show=True), docs))
     begun_groups = any(name in group for group in GROUPS.values() for name in tables)
     together = compare("All tables on graphs", list(GROUPS), results) if begun_groups else None
     if together is not None:
@@ -80,4 +79,4 @@ def _to_part(name: str, section: Section, docs: Path) -> str:
 
 
 if __name__ == "__main__":
-    write_page(Path("results"), Path("runs"), Path("docs"))
+    write_page(Path("results"), Path("docs"))

@@ -14,10 +14,10 @@ from topomask.recipes.reproduce.study import Study, collect
 from topomask.train import read_metrics
 
 
-def draw_study(study: Study, section: Section, results: Path, runs: Path) -> Section:
-    """The section with pictures of its values, and of the runs that are still there."""
+def draw_study(study: Study, section: Section, results: Path, runs: Path | None) -> Section:
+    """The section with pictures of its values, and of the runs that are still there, if asked for."""
     pictures = [_values(study, results)]
-    curves = _curves(study, results, runs)
+    curves = None if runs is None else _curves(study, results, runs)
     return replace(section, pictures=[*pictures, *([] if curves is None else [curves])])
 
 

@@ -80,7 +80,7 @@ def compare(title: str, groups: Sequence[str], results: Path, overrides: Sequenc
 def reproduce(
     name: str,
     results: Path,
-    runs: Path,
+    runs: Path | None,
     *,
     overrides: Sequence[str] = (),
     seeds: Sequence[int] | None = None,
@@ -92,7 +92,8 @@ def reproduce(
     Args:
         name: Name of the study.
         results: Folder of the results of all studies.
-        runs: Folder of the runs of all studies, with their checkpoints.
+        runs: Folder of the runs of all studies, with their checkpoints, of which curves are drawn; None to show
+            without them.
         overrides: Fields of all experiments to change, such as ``train.epochs=1``.
         seeds: Which seeds to run. Default: as many as the study asks for, from 0.
         only: Names of the rows to run. Default: all.
@@ -105,11 +106,14 @@ def reproduce(
         return _compute(name, study, results / name, show)
     study = study.changed(overrides)
     study.pick(only)
+    own_runs = None if runs is None else runs / study.folder
     if not show:
+        if own_runs is None:
+            raise ValueError("`runs` is None, but what is run needs a folder. Pass one, or show=True.")
         chosen = range(study.seeds) if seeds is None else seeds
-        run_study(study, chosen, results / study.folder, runs / study.folder, only=only)
+        run_study(study, chosen, results / study.folder, own_runs, only=only)
     section = summarize(study, results / study.folder)
-    return draw_study(study, section, results / study.folder, runs / study.folder)
+    return draw_study(study, section, results / study.folder, own_runs)
 
 
 def _compute(name: str, computation: Computation, results: Path, show: bool) -> Section:
