@@ -32,7 +32,7 @@ class _Setting:
         network_train: How these are trained, where that differs.
         choose_by: What of the validation nodes weights are chosen by.
         seeds: Runs: as many as there are splits, where there are several.
-        gat_short_because: Why GAT misses its published value, where it does.
+        gat_short_because: Why GAT falls short of its published value, where it does.
         remark: What else there is to say of it.
     """
 
@@ -143,8 +143,8 @@ def nodes(name: str) -> Study:
             f"the weights with the best {'loss' if setting.choose_by == 'loss' else 'metric'} of validation nodes "
             f"count. A block of ours has norms, residuals and a perceptron around its attention; without attention it "
             f"is GCN in the same block, which is the fair comparison.{setting.remark} Values of GCN and GAT beside "
-            f"ours are published ({setting.source}); where one misses its value by more than a point, comparisons with "
-            f"it are void, unless it is known why.{' ' + OVERLAP if splits > 1 else ''}",
+            f"ours are published ({setting.source}); where one falls short of its value by more than a point, "
+            f"comparisons with it are void, unless it is known why.{' ' + OVERLAP if splits > 1 else ''}",
         ),
         cells=(
             Cell("gcn", "GCN (PyG)", network("gcn"), setting.gcn),
