@@ -414,6 +414,9 @@ def _name(kind: Any) -> str:
 
 
 def _nothings(kind: Any) -> list[str]:
-    """How None may be written in a field of a type, the usual way first: not as a choice of the same name."""
-    choices = [choice for member in _members(kind) if get_origin(member) is Literal for choice in get_args(member)]
+    """How None may be written in a field of a type, the usual way first: not as a choice, or text, of that name."""
+    members = _members(kind)
+    if str in members or Path in members:
+        return ["none"]
+    choices = [choice for member in members if get_origin(member) is Literal for choice in get_args(member)]
     return [word for word in ("none", "default", "null") if word not in choices]

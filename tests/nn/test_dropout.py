@@ -48,6 +48,9 @@ def test_the_module_drops_while_it_trains_only():
     assert 0 < int((first == 0).sum()) < 100
     assert torch.equal(module.eval()(x), x)
     assert torch.equal(Dropout(0.0)(x), x)
+    assert torch.equal(Dropout(1.0)(x), 0 * x)
+    with pytest.raises(ValueError, match="dropout probability"):
+        drop(x, -0.5)
     with pytest.raises(ValueError, match="dropout probability"):
         Dropout(1.5)
 

@@ -168,8 +168,8 @@ def test_options_that_would_be_thrown_away_are_refused():
     assert layer(walk_mask(), norm=None, act="elu").norm1 is None
     given = data(tm.path_graph(3))
     alone = tm.nn.MaskedGPSConv(8, None, walk_mask(), heads=2)
-    with pytest.raises(ValueError, match="'edge_wieght' are for a local layer, but `conv` is None"):
-        alone(given.x, given.edge_index, edge_wieght=torch.ones(4))
+    with pytest.raises(ValueError, match=r"\['edge_wieght'\] are for a local layer, but `conv` is None"):
+        alone(given.x, given.edge_index, edge_weight=torch.ones(4), edge_attr=None, edge_wieght=torch.ones(4))
     with pytest.raises(ValueError, match="`channels` must be a multiple of `heads`, but they are 7 and 2"):
         tm.nn.MaskedGPSConv(7, None, walk_mask(), heads=2)
 

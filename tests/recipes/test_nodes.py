@@ -1,4 +1,5 @@
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -96,3 +97,8 @@ def test_a_run_is_not_tested_on_nodes_that_it_has_trained_on(tmp_path, forget_da
     forget_data()
     with pytest.raises(ValueError, match="Split 0 of rings has other nodes than when the run was made: its masks"):
         load_run(tmp_path / "run").evaluate("test")
+
+
+def test_a_folder_may_be_called_default():
+    assert apply_overrides(nodes(), ["data.root=default"]).data.root == Path("default")
+    assert apply_overrides(nodes(), ["data.root=none"]).data.root is None

@@ -82,6 +82,8 @@ class MaskViews:
                 if old is not None and old not in self._recipes.values():
                     for kept in self._walks.values():
                         kept.pop(old, None)
+                    self._bound.pop(old, None)
+                    self._views = {key: view for key, view in self._views.items() if old not in key}
 
     def _features(self, mask: Mask, graph: Graph, parts: Sequence[Graph] | None) -> Any:
         """The walks that ``mask.on(graph, ...)`` takes; None for a mask that does not walk."""

@@ -24,7 +24,10 @@ from topomask.nn.sparse_rows import apply_linear, drop_features
 Layer = Literal["gcn", "gat", "sgc", "gin"]
 # Edges as PyG has them, with weights where they are not all 1, and what GCN makes of them; they go when the graph goes.
 _KEPT: WeakKeyDictionary[Graph, tuple[Tensor, Tensor | None]] = WeakKeyDictionary()
-_NORMALIZED: WeakKeyDictionary[Graph, tuple[Tensor, Tensor, Tensor]] = WeakKeyDictionary()
+# For every device and precision that was asked for; as a matrix, and as edges and weights.
+_NORMALIZED: WeakKeyDictionary[Graph, tuple[dict[tuple[torch.device, torch.dtype], Tensor], Tensor, Tensor, Tensor]] = (
+    WeakKeyDictionary()
+)
 _WEIGHTED = ("gcn", "sgc")
 # By default PyG's LayerNorm runs over all nodes, those of other graphs too.
 _NORMS: dict[str, dict[str, Any]] = {
@@ -269,9 +272,12 @@ def _normalized(graph: Graph, tokens: Tensor) -> tuple[Tensor, Tensor | None]:
             edge_index, weights = _edges_of(graph, tokens.new_empty(0, dtype=torch.float64, device="cpu"))
             edge_index, weights = conv.gcn_norm(edge_index, weights, graph.num_nodes, dtype=torch.float64)
             matrix = utils.to_torch_csr_tensor(edge_index.flip(0), weights, size=(graph.num_nodes,) * 2)
-            _NORMALIZED[graph] = matrix, edge_index, weights
-    matrix, edge_index, weights = _NORMALIZED[graph]
+            _NORMALIZED[graph] = {}, matrix, edge_index, weights
+    kept, matrix, edge_index, weights = _NORMALIZED[graph]
     device, dtype = tokens.device, tokens.dtype
     if torch.is_autocast_enabled(device.type) or dtype not in (torch.float32, torch.float64):
         return edge_index.to(device), weights.to(device, dtype)
-    return matrix.to(device, dtype), None
+    if (device, dtype) not in kept:
+        with torch.inference_mode(False):
+            kept[device, dtype] = matrix.to(device, dtype)
+    return kept[device, dtype], None

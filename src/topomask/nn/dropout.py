@@ -15,14 +15,14 @@ def drop(x: Tensor, p: float, training: bool = True) -> Tensor:
 
     Args:
         x: Numbers.
-        p: Probability to drop one, in [0, 1).
+        p: Probability to drop one, in [0, 1].
         training: Whether to drop any.
 
     Example:
         >>> drop(torch.ones(3), 0.5, training=False)
         tensor([1., 1., 1.])
     """
-    if not training or p == 0 or x.device.type != "cpu" or torch.compiler.is_compiling():
+    if not training or not 0 < p < 1 or x.device.type != "cpu" or torch.compiler.is_compiling():
         return F.dropout(x, p, training)
     weights = torch.rand(x.shape, dtype=torch.float32, device="cpu").ge_(p).div_(1 - p)
     return x * weights.to(x.dtype)

@@ -113,10 +113,10 @@ class MaskedGPSConv(_GPSConv):  # type: ignore[misc]
         Returns:
             Tokens, [N, C].
         """
-        if self.conv is None and kwargs.keys() - ({"edge_weight"} if graph is None else set()):
-            raise ValueError(
-                f"{', '.join(map(repr, kwargs))} are for a local layer, but `conv` is None. Leave them out."
-            )
+        extra = {name for name, value in kwargs.items() if value is not None}
+        extra -= {"edge_weight"} if graph is None else set()
+        if self.conv is None and extra:
+            raise ValueError(f"{sorted(extra)} are for a local layer, but `conv` is None. Leave them out.")
         if graph is None:
             graph = _graph(edge_index, batch, kwargs.get("edge_weight"), len(x))
         else:
@@ -203,8 +203,8 @@ def _make_graph(edge_index: Tensor, batch: Tensor | None, edge_weight: Tensor | 
         return Graph.from_pyg(_Batch(edge_index, num_nodes, batch, edge_weight))
     except ValueError as error:
         advice = (
-            " This layer has no such option: make the graph yourself, as tm.Graph.from_edges(edge_index.flip(0), "
-            "num_nodes, ...), and pass it as `graph`."
+            " This layer has no such option: make the graph yourself, as tm.Graph.from_pyg(data, ...) with "
+            "data.edge_index flipped, and pass it as `graph`."
         )
         optional = any(option in str(error) for option in ("directed=True", "signed=True"))
         raise ValueError(f"The mask cannot live on these edges: {error}{advice if optional else ''}") from error

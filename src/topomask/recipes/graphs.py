@@ -92,7 +92,7 @@ class GraphData:
         if self.name in MOTIFS:
             return _motifs(self.name, split, self.resolved().fold)
         whole, fold = self._load()
-        if self.parts not in (None, digest_of(fold)):
+        if self.parts is not None and self.parts != digest_of(fold):
             raise ValueError(
                 f"Fold {self.fold} of {self.name} has other graphs than when the run was made: "
                 f"{self._file_of_folds()} has changed, or is gone. Put it back, or run again in another folder."

@@ -59,7 +59,7 @@ class NodeData:
     def batch(self, split: str) -> NodeBatch:
         """The whole graph, with the nodes of a part of the split."""
         found = self._checked()
-        if self.parts not in (None, self._digest()):
+        if self.parts is not None and self.parts != self._digest():
             raise ValueError(
                 f"Split {self.split} of {self.name} has other nodes than when the run was made: its masks have "
                 "changed. Put them back, or run again in another folder."

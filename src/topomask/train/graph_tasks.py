@@ -82,7 +82,7 @@ def roc_auc(scores: Tensor, labels: Tensor) -> Tensor:
     """
     others = (labels != 0) & (labels != 1)
     if others.any():
-        raise ValueError(f"`labels` must be 0 or 1, but hold {int(labels[others][0])}.")
+        raise ValueError(f"`labels` must be 0 or 1, but hold {labels[others][0].item()}.")
     if scores.isnan().any():
         return scores.new_tensor(torch.nan, dtype=torch.float64)
     positive = labels == 1

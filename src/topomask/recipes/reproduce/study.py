@@ -178,10 +178,12 @@ def run_study(
     """
     kept = ResultFolder(results)
     todo = [
-        (cell, name, each, seed) for seed in seeds for cell in study.pick(only) for name, each in cell.runs().items()
+        (cell, name, each.with_seed(seed), seed)
+        for seed in seeds
+        for cell in study.pick(only)
+        for name, each in cell.runs().items()
     ]
-    for place, (cell, name, each, seed) in enumerate(todo):
-        experiment = each.with_seed(seed)
+    for place, (cell, name, experiment, seed) in enumerate(todo):
         config = numbers_config(experiment)
         if kept.find(name, seed, config) is not None:
             continue
@@ -250,10 +252,14 @@ def _merit(chosen_by: str, run: RunResult) -> tuple[float, float]:
 def _runs(study: Study, results: Path) -> list[RunResult]:
     """The runs that had the config of the study."""
     experiments = {name: each for cell in study.cells for name, each in cell.runs().items()}
+    # There are no more folds and splits than the study asks for.
+    limit = study.seeds if study.repeats in ("folds", "splits") else math.inf
     return [
         run
         for run in ResultFolder(results).runs()
-        if run.cell in experiments and run.has(numbers_config(experiments[run.cell].with_seed(run.seed)))
+        if run.cell in experiments
+        and run.seed < limit
+        and run.has(numbers_config(experiments[run.cell].with_seed(run.seed)))
     ]
 
 
