@@ -127,11 +127,12 @@ def spmm(pattern: Pattern, values: Tensor, x: Tensor, transpose: bool = False) -
 
     Sums are taken in at least float32; the answer has the precision of ``x``.
     """
-    shape = pattern.shape[::-1] if transpose else pattern.shape
-    if x.ndim != 2 or len(x) != shape[1]:
+    # The compiler knows the fields of a pattern, but not always its properties.
+    count = len(pattern.row_ptr if transpose else pattern.column_ptr) - 1
+    if x.ndim != 2 or len(x) != count:
         raise ValueError(
-            f"`x` must have shape [{shape[1]}, C] to be multiplied by a sparse matrix of shape {list(shape)}, but has "
-            f"shape {tuple(x.shape)}. Pass a row per column of the matrix: per node of a graph, or per feature."
+            f"`x` must have shape [{count}, C] to be multiplied by a sparse matrix of {count} columns, but has shape "
+            f"{tuple(x.shape)}. Pass a row per column of the matrix: per node of a graph, or per feature."
         )
     wide = torch.promote_types(x.dtype, torch.float32)
     return _spmm(*pattern, values.to(wide), x.to(wide), transpose).to(x.dtype)
