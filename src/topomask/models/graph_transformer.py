@@ -22,6 +22,7 @@ from topomask.nn.sparse_rows import apply_linear, drop_features
 
 Local = Literal["none", "gcn", "sum"]
 Norm = Literal["layer", "batch", "none"]
+HeadNorm = Literal["layer", "batch"]
 
 
 class GraphTransformer(nn.Module):
@@ -52,6 +53,8 @@ class GraphTransformer(nn.Module):
         attention_dropout: Probability to drop a pair; linear attention then goes over pairs.
         feature_map: Feature map of linear attention. Default: ``"relu"``.
         normalizer: What attention divides by. Default: that of the mask.
+        head_norm: ``"layer"`` or ``"batch"``, a norm in front of the head. A sum over hundreds of nodes is so large
+            that training first has to shrink it: give it ``"batch"``, over the graphs of a batch. Default: no norm.
         head_dim: Width of a hidden layer of the head. Default: the head is linear, so that without attention and
             neighbours a class is decided by a sum over nodes.
 
@@ -85,6 +88,7 @@ class GraphTransformer(nn.Module):
         attention_dropout: float = 0.0,
         feature_map: FeatureMap | None = None,
         normalizer: Normalizer | None = None,
+        head_norm: HeadNorm | None = None,
         head_dim: int | None = None,
     ) -> None:
         super().__init__()
@@ -93,6 +97,8 @@ class GraphTransformer(nn.Module):
         check_sizes(**{"mlp_ratio * dim": hidden_dim}, head_dim=1 if head_dim is None else head_dim)
         if local not in get_args(Local):
             raise ValueError(f"`local` must be one of {get_args(Local)}, but is {local!r}.")
+        if head_norm is not None and head_norm not in get_args(HeadNorm):
+            raise ValueError(f"`head_norm` must be one of {get_args(HeadNorm)} or None, but is {head_norm!r}.")
         check_probabilities(dropout=dropout, input_dropout=input_dropout, attention_dropout=attention_dropout)
         norms = norm_factory(norm, dim)
         how: dict[str, Any] = {
@@ -120,6 +126,7 @@ class GraphTransformer(nn.Module):
         )
         self.norm = norms()
         self.readout = GraphReadout(readout, dim)
+        self.head_norm = norm_factory(head_norm or "none", dim)()
         self.dropout = Dropout(dropout)
         self.head = _head(dim, head_dim, num_classes)
         self._views = MaskViews()
@@ -127,17 +134,21 @@ class GraphTransformer(nn.Module):
     def represent(self, x: Tensor | SparseRows, graph: Graph, parts: Sequence[Graph] | None = None) -> Tensor:
         """One vector per graph, [G, C], or per node, [N, C]: what the head classifies."""
         check_features(x, graph, self.in_features)
-        if self.training and graph.num_nodes == 1 and isinstance(self.norm, nn.BatchNorm1d):
-            raise ValueError(
-                "`norm` is 'batch', which needs more than one node to train on, but the batch has one. Take larger "
-                "batches, or norm='layer'."
+        if self.training:
+            of_nodes = self.readout.kind == "node"
+            _check_statistics("norm", self.norm, "node", graph.num_nodes)
+            _check_statistics(
+                "head_norm",
+                self.head_norm,
+                "node" if of_nodes else "graph",
+                graph.num_nodes if of_nodes else graph.num_graphs,
             )
         tokens = apply_linear(self.embedding, drop_features(x, self.input_dropout, self.training))
         for block in self.blocks:
             assert isinstance(block, GraphBlock)
             mask = None if block.attention is None else self._views.on(block.attention.mask, graph, parts)
             tokens = block(tokens, graph, mask)
-        return self.readout(self.norm(tokens), graph)
+        return self.head_norm(self.readout(self.norm(tokens), graph))
 
     def forward(self, x: Tensor | SparseRows, graph: Graph, parts: Sequence[Graph] | None = None) -> Tensor:
         """Logits of the classes.
@@ -218,6 +229,7 @@ class GraphTransformerConfig:
         attention_dropout: Probability to drop a pair.
         feature_map: Feature map of linear attention; none is "relu".
         normalizer: What attention divides by; default is that of the mask.
+        head_norm: "layer" or "batch", a norm in front of the head; none is no norm.
         head_dim: Width of a hidden layer of the head; none is a linear head.
     """
 
@@ -238,6 +250,7 @@ class GraphTransformerConfig:
     attention_dropout: float = 0.0
     feature_map: str | None = None
     normalizer: Normalizer | None = None
+    head_norm: HeadNorm | None = None
     head_dim: int | None = None
 
     @classmethod
@@ -340,6 +353,15 @@ def check_probabilities(**probabilities: float) -> None:
     for name, p in probabilities.items():
         if not 0 <= p < 1:
             raise ValueError(f"`{name}` must lie in [0, 1), but is {p}.")
+
+
+def _check_statistics(name: str, norm: nn.Module, unit: str, count: int) -> None:
+    """A ValueError if a norm is to learn from a batch of one."""
+    if count == 1 and isinstance(norm, nn.BatchNorm1d):
+        raise ValueError(
+            f"`{name}` is 'batch', which needs more than one {unit} to train on, but the batch has one. Take larger "
+            f"batches, or {name}='layer'."
+        )
 
 
 def _check_no_attention(kind: str, **options: Any) -> None:
