@@ -5,7 +5,7 @@ import pytest
 from topomask.recipes.pages import to_text
 from topomask.recipes.reproduce.results import ResultFolder, RunResult
 from topomask.recipes.reproduce.study import NOT_AVAILABLE, numbers_config
-from topomask.recipes.reproduce.summary import count_targets, overview, summarize
+from topomask.recipes.reproduce.summary import count_targets, overview, pool, summarize
 from topomask.recipes.reproduce.targets import Target
 from toy_study import STUDY, Toy, run
 
@@ -169,3 +169,19 @@ def test_tables_at_a_glance(tmp_path):
     # What is not whole is not compared.
     begun = replace(study, seeds=4)
     assert overview([(begun, tmp_path / "results")], ours="grf").rows[0][5:] == ["", "", ""]
+
+
+def test_several_tables_are_pooled_once_they_are_whole(tmp_path):
+    other = replace(STUDY, folder="other", higher_is_better=True)
+    run(tmp_path)
+    tables = [(STUDY, tmp_path / "results"), (other, tmp_path / "results")]
+    assert pool(tables, ours="grf") == [
+        "over all 2 tables, our row better than unmasked: holds here, by +25.00 [+25.00, +25.00] points; ahead in 6 "
+        "of 6 seeds.",
+        "over all 2 tables, our row better than masked more: holds here, by +50.00 [+50.00, +50.00] points; ahead in 6 "
+        "of 6 seeds.",
+    ]
+    assert pool(tables[:1], ours="grf") == [], "one table is judged by itself"
+    assert pool([tables[0], (other, tmp_path / "nothing")], ours="grf") == []
+    assert pool([tables[0], (replace(other, metric="loss"), tmp_path / "results")], ours="grf") == []
+    assert pool([tables[0], (replace(other, cells=STUDY.cells[:2]), tmp_path / "results")], ours="grf") == []

@@ -15,7 +15,7 @@ from topomask.recipes.reproduce.computed import Computation
 from topomask.recipes.reproduce.pictures import draw_study
 from topomask.recipes.reproduce.results import ResultFolder, RunResult
 from topomask.recipes.reproduce.study import Study, run_study
-from topomask.recipes.reproduce.summary import count_targets, overview, summarize
+from topomask.recipes.reproduce.summary import count_targets, overview, pool, summarize
 from topomask.train.run_folder import versions
 
 _GRAPHS = {f"gkat-{name.lower()}": partial(graph_tables.gkat, name) for name in graph_tables.BIO + graph_tables.SOCIAL}
@@ -45,7 +45,8 @@ GROUPS: dict[str, tuple[str, ...]] = {
 }
 _GLANCE = (
     "Our row is graph random features. The mask adds what it has more than the same without a mask. Rows that ours is "
-    "better or worse than: the 95 % interval of the difference lies on one side of 0; only whole rows are compared.",
+    "better or worse than: the 95 % interval of the difference lies on one side of 0; only whole rows are compared. "
+    "Where all tables of a group are whole, below is the mean of their differences (Satterthwaite's t).",
 )
 # What a group lacks.
 _LACKING = {
@@ -68,12 +69,16 @@ def compare(title: str, groups: Sequence[str], results: Path, overrides: Sequenc
         results: Folder of the results of all studies.
         overrides: Fields of all experiments that were changed.
     """
-    made = [STUDIES[part]() for group in groups for part in GROUPS.get(group, ())]
-    tables = [(each.changed(overrides), results / each.folder) for each in made if isinstance(each, Study)]
+    grouped: dict[str, list[tuple[Study, Path]]] = {}
+    for group in groups:
+        made = [STUDIES[part]() for part in GROUPS.get(group, ())]
+        grouped[group] = [(each.changed(overrides), results / each.folder) for each in made if isinstance(each, Study)]
+    tables = [table for own in grouped.values() for table in own]
     if not tables:
         return None
     glance = overview(tables, ours="grf")
-    notes = count_targets(tables) + [_LACKING[group] for group in groups if group in _LACKING]
+    pooled = [f"{group}: {note}" for group, own in grouped.items() if own for note in pool(own, ours="grf")]
+    notes = count_targets(tables) + pooled + [_LACKING[group] for group in groups if group in _LACKING]
     return Section(title, _GLANCE if glance.rows else (), glance if glance.rows else None, notes)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from topomask.recipes.pages import Section, Table
-from topomask.recipes.reproduce.statistics import Difference, paired_difference, spread
+from topomask.recipes.reproduce.statistics import Difference, paired_difference, pooled_difference, spread
 from topomask.recipes.reproduce.study import Cell, Claim, Study, chosen_runs, collect
 from topomask.recipes.reproduce.targets import Target, published
 
@@ -185,6 +185,32 @@ def count_targets(studies: Sequence[tuple[Study, Path]]) -> list[str]:
         for name, reached in found.items()
         if len(reached) > 1
     ]
+
+
+def pool(studies: Sequence[tuple[Study, Path]], ours: str) -> list[str]:
+    """What our row is better than over several tables of the same rows, each weighing alike, once all are whole.
+
+    Args:
+        studies: Tables, and the folders of their results.
+        ours: Name of our row.
+    """
+    tables = [(study, collect(study, results)) for study, results in studies]
+    first = studies[0][0]
+    rows = {(study.metric, *(cell.name for cell in study.cells)) for study, _ in tables}
+    if len(tables) < 2 or len(rows) > 1 or any(_lacking(study, values) for study, values in tables):
+        return []
+    notes = []
+    for cell in first.cells:
+        parts = [_better_by(study, values[ours], values[cell.name]) for study, values in tables]
+        whole = [part for part in parts if part is not None and part.count > 1]
+        if cell.name == ours or len(whole) < len(tables):
+            continue
+        gap = pooled_difference(whole)
+        notes.append(
+            f"over all {len(tables)} tables, our row better than {cell.label}: {gap.verdict} here, by "
+            f"{_interval(first, gap)} {first.gap_unit}; ahead in {gap.ahead} of {gap.count} {first.repeats}."
+        )
+    return notes
 
 
 def overview(studies: Sequence[tuple[Study, Path]], ours: str) -> Table:
