@@ -196,6 +196,15 @@ def test_json_that_does_not_fit_is_refused(change, message):
     assert message in str(found.value)
 
 
+def test_json_from_before_a_field_came_is_read():
+    data = to_dict(Recipe())
+    del data["optim"]["clip"]
+    assert from_dict(Recipe, data) == Recipe()
+    del data["optim"]["betas"]
+    with pytest.raises(ConfigError, match="missing: betas"):
+        from_dict(Recipe, data)
+
+
 def test_what_is_no_config_is_refused():
     with pytest.raises(ConfigError, match="must be a dataclass"):
         apply_overrides({"steps": 3}, ["steps=4"])

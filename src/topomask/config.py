@@ -67,7 +67,9 @@ def to_dict(config: Any) -> dict[str, Any]:
 
 
 def from_dict(kind: type[_Config], data: Mapping[str, Any]) -> _Config:
-    """The config that :func:`to_dict` gave, every field present and of its type.
+    """The config that :func:`to_dict` gave, every field of its type; fields whose default is None may be missing.
+
+    So configs of an earlier version are still read: None is how it was before a field came.
 
     Args:
         kind: The dataclass.
@@ -335,7 +337,8 @@ def _decode_group(kind: Any, data: Any, path: str) -> Any:
     if not isinstance(data, Mapping):
         raise ConfigError(f"{where} must be a group of fields, but is {data!r}.")
     kinds = _kinds(kind)
-    unknown, missing = [name for name in data if name not in kinds], [name for name in kinds if name not in data]
+    needed = [field.name for field in _fields(kind) if field.default is not None]
+    unknown, missing = [name for name in data if name not in kinds], [name for name in needed if name not in data]
     if unknown or missing:
         parts = [f"unknown: {', '.join(unknown)}"] * bool(unknown) + [f"missing: {', '.join(missing)}"] * bool(missing)
         raise ConfigError(f"{where} must have the fields {', '.join(kinds)}; {'; '.join(parts)}.")

@@ -66,6 +66,19 @@ def test_processes_share_every_batch():
         batches.shard(2, 2)
 
 
+@pytest.mark.parametrize(
+    ("count", "whole", "shared"), [(9, [4, 4], [2, 2]), (10, [4, 4, 2], [2, 2]), (8, [4, 4], [2, 2])]
+)
+def test_last_batches_with_too_few_graphs_for_a_process_are_left_out_by_all(count, whole, shared):
+    batches = GraphBatches(make(count), 4, min_graphs=2)
+    assert [len(each) for each in sizes(batches)] == whole
+    assert len(batches) == len(whole)
+    for rank in range(2):
+        assert [len(each) for each in sizes(batches.shard(rank, 2))] == shared
+    with pytest.raises(ValueError, match=r"`min_graphs` must lie in \[1, batch_size=4\], but is 5"):
+        GraphBatches(make(9), 4, min_graphs=5)
+
+
 def test_sets_come_from_pyg():
     edges = torch.tensor([[0, 1], [1, 0]])
     data = [Data(x=torch.ones(2, 3), edge_index=edges, y=torch.tensor([k])) for k in (0, 2)]

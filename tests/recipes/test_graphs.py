@@ -158,6 +158,30 @@ def test_only_training_graphs_are_shuffled(tmp_path):
     assert order(training=True) != order()
 
 
+def test_a_norm_over_graphs_is_not_trained_on_one(tmp_path):
+    write_graphs(tmp_path)
+    plain = small(graphs(), tmp_path)
+    count = len(plain.data.load("train"))
+    plain = replace(plain, data=replace(plain.data, batch_size=count - 1))
+    normed = apply_overrides(plain, ["model.head_norm=batch"])
+    assert [len(each.batches("train", training=True)) for each in (plain, normed)] == [2, 1]
+    assert len(normed.batches("train")) == 2, "all graphs are evaluated"
+    normed.run(tmp_path / "run")
+    alone = replace(normed, data=replace(normed.data, batch_size=1))
+    with pytest.raises(ValueError, match="`head_norm` is 'batch', which needs more than one graph"):
+        alone.run(tmp_path / "alone")
+
+
+def test_runs_from_before_a_field_came_are_loaded(tmp_path):
+    write_graphs(tmp_path)
+    small(graphs(), tmp_path).run(tmp_path / "run")
+    path = tmp_path / "run" / "config.json"
+    config = json.loads(path.read_text())
+    assert config["model"].pop("head_norm") is None
+    path.write_text(json.dumps(config))
+    assert load_run(tmp_path / "run").experiment.model.head_norm is None
+
+
 def test_motifs_are_generated():
     experiment = motif().with_seed(3)
     found = experiment.data.load("val")

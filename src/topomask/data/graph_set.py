@@ -178,6 +178,8 @@ class GraphBatches:
         batch_size: Graphs per batch, over all processes.
         seed: Seed of the order.
         shuffle: A new order every epoch; else the order of the set.
+        min_graphs: Leave out the last batch of an epoch where a process would have fewer graphs of it: a norm over
+            graphs cannot learn from one.
 
     Example:
         >>> from topomask.data import motifs
@@ -186,10 +188,15 @@ class GraphBatches:
         (3, [4, 4, 2])
     """
 
-    def __init__(self, dataset: GraphSet, batch_size: int, *, seed: int = 0, shuffle: bool = True) -> None:
+    def __init__(
+        self, dataset: GraphSet, batch_size: int, *, seed: int = 0, shuffle: bool = True, min_graphs: int = 1
+    ) -> None:
         if batch_size < 1:
             raise ValueError(f"`batch_size` must be at least 1, but is {batch_size}.")
+        if not 1 <= min_graphs <= batch_size:
+            raise ValueError(f"`min_graphs` must lie in [1, batch_size={batch_size}], but is {min_graphs}.")
         self.dataset, self.batch_size, self.seed, self.shuffle = dataset, batch_size, seed, shuffle
+        self.min_graphs = min_graphs
         self._rank, self._world_size = 0, 1
         self._kept: dict[int, GraphBatch] = {}
 
@@ -207,7 +214,8 @@ class GraphBatches:
     def __len__(self) -> int:
         """Batches of an epoch; the last is left out by processes for which it has too few graphs."""
         whole, left_over = divmod(len(self.dataset), self.batch_size)
-        return whole + (left_over > self._rank)
+        least = self._rank + 1 if self.min_graphs == 1 else self.min_graphs * self._world_size
+        return whole + (left_over >= least)
 
     def epoch(self, epoch: int, skip: int = 0) -> Iterator[GraphBatch]:
         """The batches of one epoch, without the first ``skip``."""

@@ -22,7 +22,8 @@ from topomask.nn.sparse_rows import apply_linear, drop_features
 
 Local = Literal["none", "gcn", "sum"]
 Norm = Literal["layer", "batch", "none"]
-HeadNorm = Literal["layer", "batch"]
+HeadNorm = Literal["batch"]
+_LEAVE_OUT = "Take larger batches; where it is the last of an epoch, leave it out: GraphBatches(..., min_graphs=2)."
 
 
 class GraphTransformer(nn.Module):
@@ -53,10 +54,10 @@ class GraphTransformer(nn.Module):
         attention_dropout: Probability to drop a pair; linear attention then goes over pairs.
         feature_map: Feature map of linear attention. Default: ``"relu"``.
         normalizer: What attention divides by. Default: that of the mask.
-        head_norm: ``"layer"`` or ``"batch"``, a norm in front of the head. A sum over hundreds of nodes is so large
-            that training first has to shrink it: give it ``"batch"``, over the graphs of a batch. Default: no norm.
         head_dim: Width of a hidden layer of the head. Default: the head is linear, so that without attention and
             neighbours a class is decided by a sum over nodes.
+        head_norm: ``"batch"`` for a norm of what is read out, over the graphs of a batch, which needs two of them. A
+            sum over hundreds of nodes is so large that training without it first has to shrink the sum. Default: none.
 
     Example:
         >>> import torch, topomask as tm
@@ -88,8 +89,8 @@ class GraphTransformer(nn.Module):
         attention_dropout: float = 0.0,
         feature_map: FeatureMap | None = None,
         normalizer: Normalizer | None = None,
-        head_norm: HeadNorm | None = None,
         head_dim: int | None = None,
+        head_norm: HeadNorm | None = None,
     ) -> None:
         super().__init__()
         hidden_dim = round(mlp_ratio * dim)
@@ -97,8 +98,10 @@ class GraphTransformer(nn.Module):
         check_sizes(**{"mlp_ratio * dim": hidden_dim}, head_dim=1 if head_dim is None else head_dim)
         if local not in get_args(Local):
             raise ValueError(f"`local` must be one of {get_args(Local)}, but is {local!r}.")
-        if head_norm is not None and head_norm not in get_args(HeadNorm):
-            raise ValueError(f"`head_norm` must be one of {get_args(HeadNorm)} or None, but is {head_norm!r}.")
+        if head_norm not in (None, *get_args(HeadNorm)):
+            raise ValueError(f"`head_norm` must be 'batch' or None, but is {head_norm!r}.")
+        if head_norm is not None and readout == "node":
+            raise ValueError("`head_norm` is a norm over graphs, but readout='node' classifies nodes. Leave it out.")
         check_probabilities(dropout=dropout, input_dropout=input_dropout, attention_dropout=attention_dropout)
         norms = norm_factory(norm, dim)
         how: dict[str, Any] = {
@@ -126,7 +129,7 @@ class GraphTransformer(nn.Module):
         )
         self.norm = norms()
         self.readout = GraphReadout(readout, dim)
-        self.head_norm = norm_factory(head_norm or "none", dim)()
+        self.head_norm = nn.Identity() if head_norm is None else nn.BatchNorm1d(dim)
         self.dropout = Dropout(dropout)
         self.head = _head(dim, head_dim, num_classes)
         self._views = MaskViews()
@@ -135,14 +138,8 @@ class GraphTransformer(nn.Module):
         """One vector per graph, [G, C], or per node, [N, C]: what the head classifies."""
         check_features(x, graph, self.in_features)
         if self.training:
-            of_nodes = self.readout.kind == "node"
-            _check_statistics("norm", self.norm, "node", graph.num_nodes)
-            _check_statistics(
-                "head_norm",
-                self.head_norm,
-                "node" if of_nodes else "graph",
-                graph.num_nodes if of_nodes else graph.num_graphs,
-            )
+            _check_statistics("norm", self.norm, graph.num_nodes, "node", "Take larger batches, or norm='layer'.")
+            _check_statistics("head_norm", self.head_norm, graph.num_graphs, "graph", _LEAVE_OUT)
         tokens = apply_linear(self.embedding, drop_features(x, self.input_dropout, self.training))
         for block in self.blocks:
             assert isinstance(block, GraphBlock)
@@ -229,8 +226,8 @@ class GraphTransformerConfig:
         attention_dropout: Probability to drop a pair.
         feature_map: Feature map of linear attention; none is "relu".
         normalizer: What attention divides by; default is that of the mask.
-        head_norm: "layer" or "batch", a norm in front of the head; none is no norm.
         head_dim: Width of a hidden layer of the head; none is a linear head.
+        head_norm: "batch" for a norm of what is read out, over the graphs of a batch; none is no norm.
     """
 
     in_features: int | None = None
@@ -250,8 +247,8 @@ class GraphTransformerConfig:
     attention_dropout: float = 0.0
     feature_map: str | None = None
     normalizer: Normalizer | None = None
-    head_norm: HeadNorm | None = None
     head_dim: int | None = None
+    head_norm: HeadNorm | None = None
 
     @classmethod
     def preset(cls, name: str, **changes: Any) -> Self:
@@ -355,12 +352,11 @@ def check_probabilities(**probabilities: float) -> None:
             raise ValueError(f"`{name}` must lie in [0, 1), but is {p}.")
 
 
-def _check_statistics(name: str, norm: nn.Module, unit: str, count: int) -> None:
+def _check_statistics(name: str, norm: nn.Module, count: int, unit: str, fix: str) -> None:
     """A ValueError if a norm is to learn from a batch of one."""
     if count == 1 and isinstance(norm, nn.BatchNorm1d):
         raise ValueError(
-            f"`{name}` is 'batch', which needs more than one {unit} to train on, but the batch has one. Take larger "
-            f"batches, or {name}='layer'."
+            f"`{name}` is 'batch', which needs more than one {unit} to train on, but the batch has one. {fix}"
         )
 
 

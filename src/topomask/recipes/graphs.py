@@ -174,7 +174,13 @@ class GraphExperiment(ValidatedExperiment):
 
     def batches(self, split: str, training: bool = False) -> GraphBatches:
         """Batches of a split."""
-        return GraphBatches(self.data.load(split), self.data.batch_size, seed=self.train.seed, shuffle=training)
+        least = self._min_graphs() if training else 1
+        graphs, size = self.data.load(split), self.data.batch_size
+        return GraphBatches(graphs, size, seed=self.train.seed, shuffle=training, min_graphs=least)
+
+    def _min_graphs(self) -> int:
+        """Graphs that a batch of training must have."""
+        return 1
 
     def _task(self) -> Task:
         """Cross entropy and accuracy."""
@@ -190,6 +196,9 @@ class GraphTransformerExperiment(GraphExperiment):
     """
 
     model: GraphTransformerConfig = field(default_factory=GraphTransformerConfig)
+
+    def _min_graphs(self) -> int:
+        return 1 if self.model.head_norm is None else min(2, self.data.batch_size)
 
 
 @dataclass(frozen=True, kw_only=True)

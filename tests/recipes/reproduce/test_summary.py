@@ -3,6 +3,7 @@ from dataclasses import replace
 import pytest
 
 from topomask.recipes.pages import to_text
+from topomask.recipes.reproduce import registry
 from topomask.recipes.reproduce.results import ResultFolder, RunResult
 from topomask.recipes.reproduce.study import NOT_AVAILABLE, numbers_config
 from topomask.recipes.reproduce.summary import count_targets, overview, pool, summarize
@@ -171,17 +172,56 @@ def test_tables_at_a_glance(tmp_path):
     assert overview([(begun, tmp_path / "results")], ours="grf").rows[0][5:] == ["", "", ""]
 
 
-def test_several_tables_are_pooled_once_they_are_whole(tmp_path):
-    other = replace(STUDY, folder="other", higher_is_better=True)
-    run(tmp_path)
-    tables = [(STUDY, tmp_path / "results"), (other, tmp_path / "results")]
-    assert pool(tables, ours="grf") == [
-        "over all 2 tables, our row better than unmasked: holds here, by +25.00 [+25.00, +25.00] points; ahead in 6 "
-        "of 6 seeds.",
-        "over all 2 tables, our row better than masked more: holds here, by +50.00 [+50.00, +50.00] points; ahead in 6 "
-        "of 6 seeds.",
+def test_tables_are_averaged_seed_by_seed_once_they_are_whole(tmp_path):
+    """Two tables whose differences are -1, 0, 1 and 5, 6, 10 points: means of 2, 3 and 5.5."""
+    tables = [(replace(STUDY, folder=name, cells=STUDY.cells[:2]), tmp_path / name) for name in ("one", "two")]
+
+    def add(count):
+        for (study, results), gaps in zip(tables, ([-1, 0, 1], [5, 6, 10]), strict=True):
+            for seed, gap in enumerate(gaps[:count]):
+                for cell, value in zip(study.cells, (0.5, 0.5 + gap / 100), strict=True):
+                    config = numbers_config(cell.experiment.with_seed(seed))
+                    ResultFolder(results).add(RunResult(cell.name, seed, {"accuracy": value}, 1.0, config, {}))
+
+    add(2)
+    assert pool(tables, ours="grf") == [], "not whole yet"
+    add(3)
+    # The deviation is 1.802776 points, and the 0.975 quantile of Student's t with two degrees of freedom 4.302653.
+    (note,) = pool(tables, ours="grf")
+    assert note == (
+        "over all 2 tables, our row better than unmasked: undecided here, by +3.50 [-0.98, +7.98] points on average, "
+        "over 3 seeds; ahead in 4 of 6 runs."
+    )
+    turned = [(replace(study, higher_is_better=False), results) for study, results in tables]
+    assert "by -3.50 [-7.98, +0.98] points on average, over 3 seeds; ahead in 1 of 6" in pool(turned, ours="grf")[0]
+    # With overlapping training sets, 1/3 + 1/6 in place of 1/3.
+    wider = [(replace(study, test_share=1 / 6), results) for study, results in tables]
+    assert "by +3.50 [-1.98, +8.98]" in pool(wider, ours="grf")[0]
+    # Of 69.3 published, the unmasked row has 50.
+    void = [
+        (replace(study, void_below=1.0, cells=[replace(study.cells[0], paper="69.3"), *study.cells[1:]]), results)
+        for study, results in tables
     ]
+    assert pool(void, ours="grf") == []
+
+
+@pytest.mark.parametrize(
+    "change", [{"metric": "loss"}, {"cells": STUDY.cells[:2]}, {"scale": 1.0}, {"repeats": "folds"}]
+)
+def test_tables_of_other_kinds_are_not_averaged(tmp_path, change):
+    run(tmp_path)
+    tables = [(STUDY, tmp_path / "results"), (replace(STUDY, **change), tmp_path / "results")]
+    assert pool(tables, ours="grf") == []
     assert pool(tables[:1], ours="grf") == [], "one table is judged by itself"
-    assert pool([tables[0], (other, tmp_path / "nothing")], ours="grf") == []
-    assert pool([tables[0], (replace(other, metric="loss"), tmp_path / "results")], ours="grf") == []
-    assert pool([tables[0], (replace(other, cells=STUDY.cells[:2]), tmp_path / "results")], ours="grf") == []
+    assert len(pool([tables[0], tables[0]], ours="grf")) == 2
+
+
+def test_groups_show_means_over_their_tables(tmp_path, monkeypatch):
+    run(tmp_path)
+    monkeypatch.setattr(registry, "STUDIES", {name: lambda: replace(STUDY, folder="results") for name in ("a", "b")})
+    monkeypatch.setattr(registry, "GROUPS", {"toys": ("a", "b")})
+    section = registry.compare("", ["toys"], tmp_path)
+    assert section.notes[0].startswith("toys: over all 2 tables, our row better than unmasked: holds here, by +25.00")
+    assert "means over the tables" in section.text[-1]
+    monkeypatch.setattr(registry, "GROUPS", {"toys": ("a",)})
+    assert len(registry.compare("", ["toys"], tmp_path).text) == 1

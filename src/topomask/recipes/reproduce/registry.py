@@ -45,9 +45,9 @@ GROUPS: dict[str, tuple[str, ...]] = {
 }
 _GLANCE = (
     "Our row is graph random features. The mask adds what it has more than the same without a mask. Rows that ours is "
-    "better or worse than: the 95 % interval of the difference lies on one side of 0; only whole rows are compared. "
-    "Where all tables of a group are whole, below is the mean of their differences (Satterthwaite's t).",
+    "better or worse than: the 95 % interval of the difference lies on one side of 0; only whole rows are compared.",
 )
+_POOLED = "Below are means over the tables of a group, once all are whole and have the same rows and metric."
 # What a group lacks.
 _LACKING = {
     "gkat-social": "REDDIT-MULTI-5K (REDDIT-5K), a row of GKAT's table, is not available here: it has no table."
@@ -79,7 +79,8 @@ def compare(title: str, groups: Sequence[str], results: Path, overrides: Sequenc
     glance = overview(tables, ours="grf")
     pooled = [f"{group}: {note}" for group, own in grouped.items() if own for note in pool(own, ours="grf")]
     notes = count_targets(tables) + pooled + [_LACKING[group] for group in groups if group in _LACKING]
-    return Section(title, _GLANCE if glance.rows else (), glance if glance.rows else None, notes)
+    about = (*_GLANCE, _POOLED) if pooled else _GLANCE
+    return Section(title, about if glance.rows else (), glance if glance.rows else None, notes)
 
 
 def reproduce(

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from topomask.recipes.pages import Section, Table
-from topomask.recipes.reproduce.statistics import Difference, paired_difference, pooled_difference, spread
+from topomask.recipes.reproduce.statistics import Difference, paired_difference, spread
 from topomask.recipes.reproduce.study import Cell, Claim, Study, chosen_runs, collect
 from topomask.recipes.reproduce.targets import Target, published
 
@@ -188,7 +188,10 @@ def count_targets(studies: Sequence[tuple[Study, Path]]) -> list[str]:
 
 
 def pool(studies: Sequence[tuple[Study, Path]], ours: str) -> list[str]:
-    """What our row is better than over several tables of the same rows, each weighing alike, once all are whole.
+    """What our row is better than on average over tables with the same rows, once all of them are whole.
+
+    Runs of the same seed may share their first weights from table to table, so differences are averaged over tables,
+    seed by seed, and the interval is over seeds.
 
     Args:
         studies: Tables, and the folders of their results.
@@ -196,21 +199,45 @@ def pool(studies: Sequence[tuple[Study, Path]], ours: str) -> list[str]:
     """
     tables = [(study, collect(study, results)) for study, results in studies]
     first = studies[0][0]
-    rows = {(study.metric, *(cell.name for cell in study.cells)) for study, _ in tables}
-    if len(tables) < 2 or len(rows) > 1 or any(_lacking(study, values) for study, values in tables):
+    if (
+        len(tables) < 2
+        or any(_frame(study) != _frame(first) for study, _ in tables)
+        or any(_lacking(study, values) for study, values in tables)
+    ):
         return []
+    means = {
+        cell.name: {
+            seed: sum(values[cell.name][seed] for _, values in tables) / len(tables) for seed in range(first.seeds)
+        }
+        for cell in first.cells
+    }
     notes = []
     for cell in first.cells:
-        parts = [_better_by(study, values[ours], values[cell.name]) for study, values in tables]
-        whole = [part for part in parts if part is not None and part.count > 1]
-        if cell.name == ours or len(whole) < len(tables):
+        gap = None if cell.name == ours else _better_by(first, means[ours], means[cell.name])
+        void = any(
+            _is_void(study, own, values[cell.name]) for study, values in tables for own in study.pick([cell.name])
+        )
+        if gap is None or void:
             continue
-        gap = pooled_difference(whole)
+        better = [
+            (values[ours][seed] > values[cell.name][seed]) == first.higher_is_better
+            for _, values in tables
+            for seed in range(first.seeds)
+            if values[ours][seed] != values[cell.name][seed]
+        ]
         notes.append(
             f"over all {len(tables)} tables, our row better than {cell.label}: {gap.verdict} here, by "
-            f"{_interval(first, gap)} {first.gap_unit}; ahead in {gap.ahead} of {gap.count} {first.repeats}."
+            f"{_interval(first, gap)} {first.gap_unit} on average, over {gap.count} {first.repeats}; ahead in "
+            f"{sum(better)} of {len(tables) * first.seeds} runs."
         )
     return notes
+
+
+def _frame(study: Study) -> tuple[Any, ...]:
+    """What tables must have in common for means over them to make sense."""
+    rows = [cell.name for cell in study.cells]
+    how = (study.seeds, study.repeats, study.test_share)
+    return rows, study.metric, study.scale, study.gap_unit, study.higher_is_better, *how
 
 
 def overview(studies: Sequence[tuple[Study, Path]], ours: str) -> Table:
