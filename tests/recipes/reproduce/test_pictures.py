@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 
 from topomask.recipes.reproduce.pictures import draw_study
 from topomask.recipes.reproduce.study import run_study
@@ -33,3 +34,27 @@ def test_pictures_show_the_rows_and_the_runs_of_their_own(tmp_path, monkeypatch)
 def test_a_table_without_results_is_still_drawn(tmp_path):
     section = summarize(STUDY, tmp_path)
     assert len(draw_study(STUDY, section, tmp_path, tmp_path).pictures) == 1
+
+
+def test_published_values_of_the_same_data_are_drawn(tmp_path, monkeypatch):
+    run_study(STUDY, [0], tmp_path / "results", tmp_path / "runs", say=lambda _: None)
+    drawn = []
+    monkeypatch.setattr(
+        "topomask.recipes.reproduce.pictures.draw_picture", lambda figure, about, width: drawn.append((figure, about))
+    )
+
+    def diamonds(study):
+        draw_study(study, summarize(study, tmp_path / "results"), tmp_path / "results", None)
+        figure, about = drawn[-1]
+        axes = figure.axes[0]
+        labels = [label.get_text() for label in axes.get_yticklabels()]
+        points = [line.get_xydata()[0].tolist() for line in axes.lines if line.get_marker() == "D"]
+        return {labels[round(y)]: x for x, y in points}, labels, about
+
+    own = [cell.label for cell in STUDY.cells]
+    assert diamonds(STUDY) == ({}, own, "Every seed, and the mean")
+    named = replace(STUDY, published=[("A", "75.9 ± 1"), ("B", "OOM"), ("C", "80")])
+    about = "Every seed, and the mean; orange: published"
+    assert diamonds(named) == ({"A": 75.9, "C": 80.0}, ["A", "C", *own], about)
+    beside = replace(STUDY, void_below=1.0)
+    assert diamonds(beside)[0] == {"unmasked": 0.693, "masked": 0.73}

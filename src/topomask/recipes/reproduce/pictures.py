@@ -11,6 +11,7 @@ from matplotlib.ticker import LogFormatter
 
 from topomask.recipes.pages import Picture, Section, draw_picture
 from topomask.recipes.reproduce.study import Study, collect
+from topomask.recipes.reproduce.targets import published
 from topomask.train import read_metrics
 
 
@@ -22,22 +23,35 @@ def draw_study(study: Study, section: Section, results: Path, runs: Path | None)
 
 
 def _values(study: Study, results: Path) -> Picture:
-    """One dot per seed, and their mean."""
+    """One dot per seed, and their mean; published values of the same data with their deviations."""
     values = collect(study, results)
-    figure = Figure(figsize=(7, 0.9 + 0.38 * len(study.cells)), layout="constrained")
+    rows = [label for label, value in study.published if published(value) is not None]
+    known = list(enumerate(value for _, value in study.published if published(value) is not None))
+    known += [
+        (place, cell.paper)
+        for place, cell in enumerate(study.cells, len(rows))
+        # Elsewhere the paper's values are of other data.
+        if study.void_below is not None and published(cell.paper) is not None
+    ]
+    rows += [cell.label for cell in study.cells]
+    figure = Figure(figsize=(7, 0.9 + 0.38 * len(rows)), layout="constrained")
     axes = figure.subplots()
-    for place, cell in enumerate(study.cells):
+    for place, cell in enumerate(study.cells, len(rows) - len(study.cells)):
         own = study.scale * np.array(list(values[cell.name].values()))
         if len(own):
             base = cell.name == study.baseline
             axes.plot(own, [place] * len(own), "o", c="tab:gray" if base else "tab:blue", alpha=0.5, ms=5)
             axes.plot([own.mean()], [place], "|", c="black", ms=14, mew=2)
-    axes.set_yticks(range(len(study.cells)), [cell.label for cell in study.cells])
+    for place, value in known:
+        mean, deviation = published(value) or (np.nan, None)
+        axes.errorbar([mean], [place], xerr=deviation, fmt="D", c="tab:orange", ms=5, lw=1.2, capsize=3)
+    axes.set_yticks(range(len(rows)), rows)
     # From top to bottom, with room for the marks of the first and the last.
-    axes.set_ylim(len(study.cells) - 0.5, -0.5)
+    axes.set_ylim(len(rows) - 0.5, -0.5)
     axes.grid(alpha=0.3)
     axes.set_xlabel(f"{study.metric.replace('_', ' ')}, {study.unit}")
-    return draw_picture(figure, f"Every {study.repeats.removesuffix('s')}, and the mean", width=700)
+    about = f"Every {study.repeats.removesuffix('s')}, and the mean" + "; orange: published" * bool(known)
+    return draw_picture(figure, about, width=700)
 
 
 def _curves(study: Study, results: Path, runs: Path) -> Picture | None:
