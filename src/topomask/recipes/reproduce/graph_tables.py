@@ -95,7 +95,7 @@ _SETTINGS: dict[str, _Setting] = {
         # At 2e-3 losses of the hold-out are still falling when thirty epochs are over.
         lr=6e-3,
         remark=" Read-out, batch size and learning rate are the best of six for our row on the hold-outs of folds 0 "
-        "and 2, which other folds test on; test graphs of folds 0 to 2 had been seen with a learning rate of 2e-3 (85.8 %).",
+        "and 2, which other folds test on; test graphs of folds 0 to 2 had been seen at 2e-3 (85.8 %).",
     ),
     "COLLAB": replace(
         _LARGE,
