@@ -53,7 +53,7 @@ def test_the_command_says_what_a_group_lacks(monkeypatch, tmp_path, capsys):
     main(["reproduce", "gkat-social", "--show"])
     printed = capsys.readouterr().out
     assert "REDDIT-MULTI-5K (REDDIT-5K), a row of GKAT's table, is not available here" in printed
-    assert "0 of 4; 4 are not whole yet" in printed
+    assert "0 of 4; not whole yet: 4" in printed
 
 
 def test_what_a_group_lacks_is_judged_by_what_was_run(monkeypatch, tmp_path, capsys):
@@ -66,7 +66,7 @@ def test_what_a_group_lacks_is_judged_by_what_was_run(monkeypatch, tmp_path, cap
     folders = {"--results": tmp_path / "own", "--runs": tmp_path / "own-runs"}
     reproduce("gkat-proteins", *folders.values(), overrides=SHORT, only=["grf"])
     main(["reproduce", "gkat-bio", "--show", *(str(part) for pair in folders.items() for part in pair), *SHORT])
-    assert "of 2; 1 are not whole yet" in capsys.readouterr().out
+    assert "of 2; not whole yet: 1" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("name", "field"), [("gkat-dd", "data.fold"), ("nodes-minesweeper", "data.split")])

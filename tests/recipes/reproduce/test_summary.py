@@ -131,9 +131,9 @@ def test_known_values_are_reached_or_not_once_a_row_is_whole(tmp_path):
     assert notes[2].startswith("masked at least the least, 75.1 %: holds here")
     begun = replace(study, folder="begun", seeds=9)
     assert count_targets([(study, results), (begun, results)]) == [
-        "Tables in which our row is within one standard deviation of, or above, GKAT's value: 1 of 4; 2 are not whole "
-        "yet.",
-        "Tables in which our row is at least the least: 1 of 2; 1 are not whole yet.",
+        "Tables in which our row is within one standard deviation of, or above, GKAT's value: 1 of 4; not whole "
+        "yet: 2.",
+        "Tables in which our row is at least the least: 1 of 2; not whole yet: 1.",
     ]
     for value, within in (("OOM", False), ("96.2", True)):
         with pytest.raises(ValueError, match="`value` must be a number"):

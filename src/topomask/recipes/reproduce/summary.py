@@ -181,7 +181,7 @@ def count_targets(studies: Sequence[tuple[Study, Path]]) -> list[str]:
             found.setdefault(target.name, []).append(_reached(study, target, values[target.cell]))
     return [
         f"Tables in which our row is {name}: {reached.count(True)} of {len(reached)}"
-        + (f"; {reached.count(None)} are not whole yet." if None in reached else ".")
+        + (f"; not whole yet: {reached.count(None)}." if None in reached else ".")
         for name, reached in found.items()
         if len(reached) > 1
     ]
