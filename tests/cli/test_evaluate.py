@@ -55,7 +55,7 @@ def test_what_is_no_run_is_refused(tmp_path):
         ("[]", "names no recipe"),
         ('{"recipe": 3}', "names no recipe"),
         ('{"recipe": "digitz"}', "Did you mean digits?"),
-        ('{"recipe": "digits"}', "missing: train, start, data"),
+        ('{"recipe": "digits"}', "missing: train, data, label_smoothing"),
     ],
 )
 def test_a_damaged_config_is_named(tmp_path, text, message):
