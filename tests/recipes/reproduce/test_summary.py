@@ -192,6 +192,12 @@ def test_tables_are_averaged_seed_by_seed_once_they_are_whole(tmp_path):
         "over all 2 tables, our row better than unmasked: undecided here, by +3.50 [-0.98, +7.98] points on average, "
         "over 3 seeds; ahead in 4 of 6 runs."
     )
+    # Seeds that one table has more than the other do not count.
+    study, results = tables[1]
+    for cell in study.cells:
+        config = numbers_config(cell.experiment.with_seed(7))
+        ResultFolder(results).add(RunResult(cell.name, 7, {"accuracy": 0.9}, 1.0, config, {}))
+    assert pool(tables, ours="grf") == [note]
     turned = [(replace(study, higher_is_better=False), results) for study, results in tables]
     assert "by -3.50 [-7.98, +0.98] points on average, over 3 seeds; ahead in 1 of 6" in pool(turned, ours="grf")[0]
     # With overlapping training sets, 1/3 + 1/6 in place of 1/3.

@@ -25,18 +25,19 @@ def draw_study(study: Study, section: Section, results: Path, runs: Path | None)
 def _values(study: Study, results: Path) -> Picture:
     """One dot per seed, and their mean; published values of the same data with their deviations."""
     values = collect(study, results)
-    rows = [label for label, value in study.published if published(value) is not None]
-    known = list(enumerate(value for _, value in study.published if published(value) is not None))
+    others = [(label, value) for label, value in study.published if published(value) is not None]
+    rows = [label for label, _ in others]
+    known = list(enumerate(value for _, value in others))
     known += [
         (place, cell.paper)
-        for place, cell in enumerate(study.cells, len(rows))
+        for place, cell in enumerate(study.cells, len(others))
         # Elsewhere the paper's values are of other data.
         if study.void_below is not None and published(cell.paper) is not None
     ]
     rows += [cell.label for cell in study.cells]
     figure = Figure(figsize=(7, 0.9 + 0.38 * len(rows)), layout="constrained")
     axes = figure.subplots()
-    for place, cell in enumerate(study.cells, len(rows) - len(study.cells)):
+    for place, cell in enumerate(study.cells, len(others)):
         own = study.scale * np.array(list(values[cell.name].values()))
         if len(own):
             base = cell.name == study.baseline

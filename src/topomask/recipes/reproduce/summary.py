@@ -205,10 +205,10 @@ def pool(studies: Sequence[tuple[Study, Path]], ours: str) -> list[str]:
         or any(_lacking(study, values) for study, values in tables)
     ):
         return []
+    # Draws may have been added to one table and not to another.
+    seeds = sorted(set.intersection(*(set(own) for _, values in tables for own in values.values())))
     means = {
-        cell.name: {
-            seed: sum(values[cell.name][seed] for _, values in tables) / len(tables) for seed in range(first.seeds)
-        }
+        cell.name: {seed: sum(values[cell.name][seed] for _, values in tables) / len(tables) for seed in seeds}
         for cell in first.cells
     }
     notes = []
@@ -219,16 +219,12 @@ def pool(studies: Sequence[tuple[Study, Path]], ours: str) -> list[str]:
         )
         if gap is None or void:
             continue
-        better = [
-            (values[ours][seed] > values[cell.name][seed]) == first.higher_is_better
-            for _, values in tables
-            for seed in range(first.seeds)
-            if values[ours][seed] != values[cell.name][seed]
-        ]
+        pairs = [(values[ours][seed], values[cell.name][seed]) for _, values in tables for seed in seeds]
+        ahead = sum(one > two if first.higher_is_better else one < two for one, two in pairs)
         notes.append(
             f"over all {len(tables)} tables, our row better than {cell.label}: {gap.verdict} here, by "
             f"{_interval(first, gap)} {first.gap_unit} on average, over {gap.count} {first.repeats}; ahead in "
-            f"{sum(better)} of {len(tables) * first.seeds} runs."
+            f"{ahead} of {len(pairs)} runs."
         )
     return notes
 
