@@ -278,6 +278,8 @@ def _drop_pairs(
 
 
 def _softmax_dense(inputs: Tokens, mask: Mask, normalizer: str, dropout_p: float) -> Tensor:
+    if mask.hides_nothing:
+        return _plain_softmax(inputs, dropout_p)
     scores = inputs.q @ inputs.k.mT
     if inputs.is_key is not None:
         scores = scores.masked_fill(~inputs.is_key.mT, -torch.inf)
@@ -293,6 +295,17 @@ def _softmax_dense(inputs: Tokens, mask: Mask, normalizer: str, dropout_p: float
     numerator = _drop(powers * values, dropout_p) @ inputs.v
     weights = magnitudes if normalizer == "absolute" else values
     return divide(numerator, (powers * weights).sum(dim=-1, keepdim=True))
+
+
+def _plain_softmax(inputs: Tokens, dropout_p: float) -> Tensor:
+    """Softmax attention without a mask, by PyTorch, whose weights fit in caches."""
+    q, k, v, is_key = inputs
+    if is_key is None:
+        return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout_p, scale=1.0)
+    # Where all is padding, queries may look at it, as long as nothing comes of it.
+    some = is_key.any(dim=-2, keepdim=True)
+    out = F.scaled_dot_product_attention(q, k, v, attn_mask=(is_key | ~some).mT, dropout_p=dropout_p, scale=1.0)
+    return out.masked_fill(~some, 0.0)
 
 
 def _drop(weights: Tensor, dropout_p: float) -> Tensor:

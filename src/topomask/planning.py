@@ -81,6 +81,9 @@ def plan_attention(
             raise ValueError(f"`strategy` is {strategy!r}, but {closed[strategy]}.")
         return Plan(strategy, "asked for", seconds, flops)
     open_ways = {name: time for name, time in seconds.items() if name not in closed}
+    if kernel == "softmax" and mask.hides_nothing and not dropout:
+        reason = "nothing is hidden: plain attention, whose weights are not kept"
+        return Plan("dense", reason, {"dense": open_ways["dense"]}, {"dense": flops["dense"]})
     entries = times * mask.num_heads * mask.num_queries * mask.num_keys
     if len(open_ways) > 1 and entries > MAX_DENSE_ENTRIES:
         open_ways.pop("dense")
@@ -88,8 +91,8 @@ def plan_attention(
         reasons = "; ".join(closed.values())
         raise ValueError(
             f"Only dense attention with {entries:,} weights would do: {reasons}. "
-            "Use WalkMask(symmetric=False), whose pairs are few on any graph, or linear attention, or strategy='dense' "
-            "all the same."
+            "Use WalkMask(symmetric=False), whose pairs are few on any graph (mask='walk' of graph transformers), or "
+            "linear attention (kind='linear'), or strategy='dense' of masked_softmax_attention all the same."
         )
     best = min(open_ways, key=lambda name: open_ways[name])
     others = "; ".join(closed.values())

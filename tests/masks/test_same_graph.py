@@ -1,3 +1,5 @@
+import resource
+
 import pytest
 import torch
 
@@ -37,7 +39,48 @@ def test_moves_to_other_graphs_and_one_large_graph_forms_no_pairs():
     torch.testing.assert_close(tm.masked_attention(q, q, q, mask), tm.linear_attention(q, q, q))
     assert mask._pairs is None
     with pytest.raises(ValueError, match="Only dense attention with 1,073,741,824 weights would do"):
-        tm.masked_softmax_attention(q, q, q, mask)
+        tm.masked_softmax_attention(q, q, q, mask, dropout_p=0.1)
+
+
+@pytest.mark.parametrize("padding", ["none", "some", "all"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_softmax_attention_on_one_graph_is_plain(padding, dtype):
+    torch.manual_seed(0)
+    graph = tm.path_graph(50)
+    padded = {"none": None, "some": torch.rand(2, 50) < 0.3, "all": torch.arange(2)[:, None].expand(2, 50) == 1}[
+        padding
+    ]
+    q, k, v = (torch.randn(2, 3, 50, width, dtype=dtype, requires_grad=True) for width in (4, 4, 5))
+    found = tm.masked_softmax_attention(q, k, v, tm.SameGraphMask(graph), key_padding_mask=padded)
+    # A mask of ones that does not know that it hides nothing.
+    ones = tm.DenseMask(torch.ones(1, 50, 50, dtype=torch.float64))
+    wide = [x.detach().double().requires_grad_() for x in (q, k, v)]
+    expected = tm.masked_softmax_attention(*wide, ones, key_padding_mask=padded)
+    assert found.dtype == dtype
+    weights = torch.randn_like(expected)
+    ours = torch.autograd.grad(found, [q, k, v], weights.to(dtype))
+    theirs = torch.autograd.grad(expected, wide, weights)
+    tolerance = {"rtol": 2e-2, "atol": 2e-2} if dtype == torch.bfloat16 else {"rtol": 1e-4, "atol": 1e-5}
+    for one, other in zip((found, *ours), (expected, *theirs), strict=True):
+        torch.testing.assert_close(one.double(), other, **tolerance)
+
+
+def test_softmax_attention_on_one_large_graph_keeps_no_weights():
+    """20,000 nodes have 1.6 GB of weights, in float32."""
+    mask = tm.SameGraphMask(tm.path_graph(20_000))
+    assert "not kept" in tm.plan_attention(mask, 4, 4, kernel="softmax").reason
+    q = torch.randn(1, 20_000, 4, requires_grad=True)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    out = tm.masked_softmax_attention(q, q, q, mask)
+    out.sum().backward()
+    assert q.grad is not None
+    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    assert grown < 400_000, f"{grown} KB"
+    rows = torch.randint(20_000, (3,))
+    scores = q.detach()[:, rows].double() @ q.detach().double().mT / 2
+    torch.testing.assert_close(
+        out.detach()[:, rows].double(), scores.softmax(dim=-1) @ q.detach().double(), rtol=1e-3, atol=1e-4
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16])

@@ -274,6 +274,16 @@ def test_a_run_stops_when_evaluations_get_no_better(tmp_path):
         replace(PATIENT, patience=0)
 
 
+def test_a_run_that_stopped_early_goes_on_with_more_patience(tmp_path):
+    stopped = training.run(tmp_path / "a", PATIENT)
+    endless = replace(PATIENT, patience=None)
+    on, never_stopped = training.run(tmp_path / "a", endless, resume=True), training.run(tmp_path / "b", endless)
+    assert stopped.step < on.step == never_stopped.step == 12 * 7
+    weights = on.model.state_dict()
+    assert all(torch.equal(weights[name], value) for name, value in never_stopped.model.state_dict().items())
+    assert on.best == never_stopped.best
+
+
 def test_a_run_that_stops_early_resumes_to_the_same_numbers(tmp_path):
     whole = training.run(tmp_path / "whole", PATIENT)
     for step in (whole.step - 1, whole.step - 6, 5):

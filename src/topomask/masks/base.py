@@ -110,6 +110,11 @@ class Mask(nn.Module, ABC):
         return None
 
     @property
+    def hides_nothing(self) -> bool:
+        """Whether all entries are 1: softmax attention is then plain, and need not keep its weights."""
+        return False
+
+    @property
     def refresh_cost(self) -> int:
         """Multiply-adds to compute the entries before they are used; 0 where they are at hand."""
         return 0

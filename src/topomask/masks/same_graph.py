@@ -23,7 +23,8 @@ class SameGraphMask(GraphMask):
     .. math:: M_{ij} = 1 \text{ if } i \text{ and } j \text{ belong to the same graph of the batch, else } 0
 
     Edges do not count. This is what a mask is compared with to know what it adds. There is nothing to learn, so one
-    head serves all. Softmax attention goes over the :math:`\sum_g n_g^2` pairs of a batch, and needs no padding.
+    head serves all. Softmax attention goes over the :math:`\sum_g n_g^2` pairs of a batch, and needs no padding; on one
+    graph it is plain attention, in O(N) memory unless pairs are dropped.
 
     Args:
         graph: The graph, or a batch of graphs.
@@ -85,6 +86,11 @@ class SameGraphMask(GraphMask):
     def rank(self) -> int | None:
         """1: every graph is attended to without a mask."""
         return 1
+
+    @property
+    def hides_nothing(self) -> bool:
+        """Where there is one graph."""
+        return self._groups is None
 
     def to_dense(self) -> Tensor:
         """M, [1, N, N]."""
