@@ -123,6 +123,8 @@ def test_pyg_data_and_batch():
     with pytest.raises(ValueError, match="to_undirected"):
         tm.Graph.from_pyg(one_way)
     assert tm.Graph.from_pyg(one_way, directed=True).num_edges == 1
+    with pytest.raises(ValueError, match="`data` has no `edge_index`"):
+        tm.Graph.from_pyg(Data(x=torch.ones(3, 2)))
 
 
 def test_batch_is_block_diagonal_and_keeps_ids():

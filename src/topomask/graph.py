@@ -138,6 +138,10 @@ class Graph:
         A ``Batch``, or data with ``batch``, stays a batch: walks know which graph they are in.
         """
         edge_index, weights = data.edge_index, getattr(data, "edge_weight", None)
+        if edge_index is None:
+            raise ValueError(
+                "`data` has no `edge_index`. For a graph without edges, set it to torch.empty(2, 0).long()."
+            )
         graph = cls.from_edges(edge_index, data.num_nodes, weights, directed=True, signed=signed)
         if not directed:
             graph._check_symmetric(

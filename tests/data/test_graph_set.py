@@ -107,6 +107,20 @@ def test_sets_come_from_pyg():
         GraphSet.from_pyg("pairs", data, max_degree=3)
 
 
+def test_attributes_of_pyg_can_be_quantities_and_edges_directed():
+    one_way = torch.tensor([[0], [1]])
+    values = ([0.0, 4.0], [8.0, 4.0], [100.0, 200.0])
+    data = [Data(x=torch.tensor([[1.0, a], [0.0, b]]), edge_index=one_way, y=0) for a, b in values]
+    with pytest.raises(ValueError, match="Pass directed=True"):
+        GraphSet.from_pyg("pairs", data)
+    found = GraphSet.from_pyg("pairs", data, quantities=[1], directed=True)
+    assert found.graphs[0].directed
+    x = torch.cat(found.standardized([0, 1]).features)
+    assert x[:, 0].tolist() == [1.0, 0.0] * 3
+    # Of the first two graphs, the mean is 4 and the deviation the root of 8.
+    torch.testing.assert_close(x[:, 1], (torch.tensor([0.0, 4, 8, 4, 100, 200]) - 4) / 8**0.5)
+
+
 def test_graphs_of_pyg_without_features_take_their_degrees():
     pair, path = torch.tensor([[0, 1], [1, 0]]), torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]])
     data = [Data(edge_index=edges, num_nodes=3, y=torch.tensor([k])) for k, edges in enumerate((pair, path))]

@@ -178,6 +178,54 @@ def test_sets_come_from_pyg():
         NodeSet.from_pyg("one", data)
 
 
+def pyg_data(**changes) -> Data:
+    torch.manual_seed(0)
+    ends = torch.tensor([[0, 1, 1, 4, 2, 2], [1, 0, 4, 1, 2, 3]])
+    masks = {f"{split}_mask": torch.arange(30) % 3 == k for k, split in enumerate(("train", "val", "test"))}
+    edge_index = torch.cat([ends, ends.flip(0)], dim=1)
+    return Data(**({"x": torch.rand(30, 40), "edge_index": edge_index, "y": torch.arange(30) % 2, **masks} | changes))
+
+
+@pytest.mark.parametrize("kept", [0.05, 1.0])
+def test_sets_of_pyg_can_be_saved_and_read(kept, tmp_path):
+    data = pyg_data()
+    data.x *= torch.rand(30, 40) < kept
+    found = NodeSet.from_pyg("mine", data, "roc_auc")
+    assert isinstance(found.x, SparseRows) == (kept < 0.1)
+    found.save(tmp_path / "node" / "mine.npz")
+    assert [path.name for path in (tmp_path / "node").iterdir()] == ["mine.npz"]
+    read = node_set("mine", tmp_path, metric="roc_auc")
+    assert read.graph.fingerprint == found.graph.fingerprint
+    assert torch.equal(read.x.to_dense(), data.x)
+    assert torch.equal(read.labels, found.labels)
+    assert all(torch.equal(read.masks[split], mask) for split, mask in found.masks.items())
+
+
+def test_features_of_pyg_are_scaled(tmp_path):
+    data = pyg_data(x=torch.tensor([[2.0, 6.0], [0.0, 0.0], [4.0, 0.0]] * 10))
+    expected = {"none": [2.0, 6.0], "binary": [1.0, 1.0], "row": [0.25, 0.75]}
+    for scaling, first in expected.items():
+        x = NodeSet.from_pyg("mine", data, scaling=scaling).x
+        assert x[:2].tolist() == [first, [0.0, 0.0]]
+    with pytest.raises(ValueError, match="`scaling` must be 'none', 'binary' or 'row', but is 'rows'"):
+        NodeSet.from_pyg("mine", data, scaling="rows")
+    assert data.x[0].tolist() == [2.0, 6.0], "changed in place"
+
+
+def test_what_cannot_be_saved(tmp_path):
+    one_way = pyg_data(edge_index=torch.tensor([[0], [1]]))
+    with pytest.raises(ValueError, match="Pass directed=True"):
+        NodeSet.from_pyg("mine", one_way)
+    found = NodeSet.from_pyg("mine", one_way, directed=True)
+    assert found.graph.directed
+    weighted = NodeSet.from_pyg("mine", pyg_data(edge_weight=torch.full((12,), 2.0)))
+    batch = NodeSet.from_pyg("mine", pyg_data(batch=torch.arange(30) // 15))
+    for each in (found, weighted, batch):
+        with pytest.raises(ValueError, match="mine must be one graph without directions and weights to be saved"):
+            each.save(tmp_path / "mine.npz")
+    assert not list(tmp_path.iterdir())
+
+
 def test_nodes_in_no_split_need_no_class(tmp_path):
     data = Data(x=torch.ones(4, 2), edge_index=torch.tensor([[0, 1], [1, 0]]), y=[1, 0, -1, 1])
     for split, node in (("train", 0), ("val", 1), ("test", 3)):

@@ -39,6 +39,10 @@ def test_folders_and_archives_give_the_same(tmp_path):
         place.mkdir(parents=True)
         zip_folder(folder, place / f"{NAME}.zip", prefix)
         found.append(tu_dataset(NAME, tmp_path / str(number)))
+    # As PyG downloads it.
+    (tmp_path / "pyg" / "tudataset" / NAME).mkdir(parents=True)
+    folder.rename(tmp_path / "pyg" / "tudataset" / NAME / "raw")
+    found.append(tu_dataset(NAME, tmp_path / "pyg"))
     for given in found:
         assert [graph.num_nodes for graph in given.graphs] == [3, 3, 1]
         assert [graph.num_edges for graph in given.graphs] == [3, 1, 0]
@@ -109,6 +113,7 @@ def test_a_set_that_is_not_there_is_named(tmp_path):
         ("A", "0, 1\n", "nodes, from 1"),
         ("A", "3, 4\n", r"Edge \(3, 4\) of TINY_A.txt in .* joins two graphs"),
         ("graph_labels", "1\n-1\n", "labels of 2 graphs and nodes of 3: a file is cut off"),
+        ("graph_labels", "1, 0\n-1, 1\n1, 1\n", "must have one class per line, but has 2 numbers"),
         ("graph_indicator", "1\n1\n3\n", "must number graphs 1, 2, 3"),
         ("node_labels", "0\n1\n", "TINY_node_labels.txt in .* has 2 lines for 7 nodes: a file is cut off"),
     ],

@@ -149,6 +149,8 @@ def test_sparse_features_are_encoded_or_made_dense():
     for encoder in (False, True):
         model = GraphNetwork(3, 2, "gcn", dim=8, encoder=encoder)
         torch.testing.assert_close(model(rows, tm.cycle_graph(5)), model(x, tm.cycle_graph(5)))
+        model.double()
+        torch.testing.assert_close(model(rows, tm.cycle_graph(5)), model(x.double(), tm.cycle_graph(5)))
     assert (model.encoder is not None) == encoder
 
 

@@ -244,6 +244,18 @@ def test_sparse_features_and_dropout():
     assert torch.equal(model(rows, GRAPHS[2]), model(rows, GRAPHS[2]))
 
 
+def test_only_queries_walk_unless_asked_otherwise():
+    """Graphs have hubs, where walks of many nodes meet: with few pairs, softmax attention is linear in nodes, too."""
+    for preset in ("grf", "grf-softmax"):
+        model = GraphTransformerConfig.preset(preset, in_features=3, num_classes=2, dim=8, num_heads=2).build()
+        assert not any(block.attention.mask.symmetric for block in model.blocks)
+        star = tm.Graph.from_edges(torch.stack([torch.zeros(20_000).long(), torch.arange(1, 20_001)]), 20_001)
+        with torch.no_grad():
+            assert model(torch.ones(20_001, 3), star).isfinite().all()
+        mask = model.blocks[0].attention.mask.on(star)
+        assert mask.num_pairs_estimate < 2 * 20_001 * 201
+
+
 def test_directed_graphs_and_norms():
     for norm in ("layer", "batch", "none"):
         assert make(norm=norm, readout="node")(features(directed_graph()), directed_graph()).isfinite().all()
@@ -286,6 +298,8 @@ def test_bad_arguments_are_named(options, message):
 def test_inputs_and_configs_that_do_not_fit_are_named():
     with pytest.raises(ValueError, match=r"`x` must have shape \[num_nodes=5, in_features=3\], but has shape \(4, 3\)"):
         make()(torch.ones(4, 3).double(), tm.cycle_graph(5))
+    with pytest.raises(ValueError, match=r"`x` must have a floating dtype, but has torch.int64. Pass x.float()"):
+        make()(torch.ones(5, 3).long(), tm.cycle_graph(5))
     with pytest.raises(ValueError, match=r"`graph` must be a topomask.Graph, but is a list. .*Graph.batch"):
         make()(torch.ones(5, 3).double(), [tm.cycle_graph(5)])
     with pytest.raises(ValueError, match="`norm` is 'batch', which needs more than one node"):

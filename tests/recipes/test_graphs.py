@@ -8,7 +8,7 @@ from graph_files import write_graphs
 from topomask.config import apply_overrides
 from topomask.data import MissingDataError
 from topomask.data.tu import TU_SETS, TUEntry
-from topomask.recipes.graphs import GraphData, gkat, graphs, graphs_baseline, motif
+from topomask.recipes.graphs import GraphData, gkat, gkat_diffusion, graphs, graphs_baseline, motif
 from topomask.recipes.registry import load_run
 from topomask.recipes.reproduce.study import numbers_config
 from topomask.train import CheckpointError
@@ -20,7 +20,7 @@ def small(experiment, root):
     return replace(apply_overrides(experiment, SMALL), data=GraphData("RINGS", root=root, batch_size=8))
 
 
-@pytest.mark.parametrize("recipe", [graphs, gkat, graphs_baseline])
+@pytest.mark.parametrize("recipe", [graphs, gkat, gkat_diffusion, graphs_baseline])
 def test_graphs_are_trained_on_and_measured_on_the_test_fold(tmp_path, recipe):
     write_graphs(tmp_path)
     experiment = small(recipe(), tmp_path)

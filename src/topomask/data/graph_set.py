@@ -75,7 +75,14 @@ class GraphSet(Dataset[tuple[Graph, Tensor, int]]):
 
     @classmethod
     def from_pyg(
-        cls, name: str, dataset: Iterable[Any], *, degree: DegreeInput = "none", max_degree: int | None = None
+        cls,
+        name: str,
+        dataset: Iterable[Any],
+        *,
+        degree: DegreeInput = "none",
+        max_degree: int | None = None,
+        quantities: Sequence[int] = (),
+        directed: bool = False,
     ) -> GraphSet:
         """From a list of PyG's ``Data`` with ``x`` and ``y``, such as its ``TUDataset``.
 
@@ -85,6 +92,9 @@ class GraphSet(Dataset[tuple[Graph, Tensor, int]]):
             degree: Add the degree of nodes to their input, as :func:`topomask.data.tu_dataset` does: ``"one-hot"`` or
                 ``"log"``. Graphs may then lack ``x``, as those of IMDB, COLLAB and REDDIT do.
             max_degree: Degrees from here on share a column, where they are one-hot. Default: 128.
+            quantities: Columns of ``x`` that are quantities, such as the attributes of ENZYMES. These, and logarithms
+                of degrees, are standardised over all graphs; :meth:`standardized` does so again over those of training.
+            directed: Whether edges have a direction; else each must stand there in both.
         """
         found = list(dataset)
         if not found:
@@ -105,12 +115,12 @@ class GraphSet(Dataset[tuple[Graph, Tensor, int]]):
         each = [class_numbers(data.y, 1, f"`y` of graph {number} of {name}") for number, data in enumerate(found)]
         labels = torch.cat(each)
         classes = tuple(str(number) for number in range(int(labels.max()) + 1))
-        graphs = [Graph.from_pyg(data) for data in found]
+        graphs = [Graph.from_pyg(data, directed=directed) for data in found]
         degrees = degree_features(graphs, degree, max_degree).split([graph.num_nodes for graph in graphs])
         given = [getattr(data, "x", None) for data in found]
         features = [y if x is None else torch.cat([x.float(), y], dim=1) for x, y in zip(given, degrees, strict=True)]
         last = [features[0].shape[1] - 1] if degree == "log" else []
-        return cls(name, graphs, features, labels, classes, last).standardized()
+        return cls(name, graphs, features, labels, classes, [*quantities, *last]).standardized()
 
     @property
     def num_features(self) -> int:

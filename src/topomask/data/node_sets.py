@@ -17,6 +17,7 @@ from topomask.data.archives import READ_ERRORS
 from topomask.data.checks import check_finite, check_labels, class_numbers
 from topomask.data.root import data_root, missing
 from topomask.data.splits import check_split
+from topomask.files import write_atomically
 from topomask.graph import Graph
 from topomask.nn import SparseRows
 
@@ -25,6 +26,8 @@ Scaling = Literal["none", "binary", "row"]
 Metric = Literal["accuracy", "roc_auc"]
 _KEYS = ("x_data", "x_indices", "x_indptr", "x_shape", "y", "edges", "train_mask", "val_mask", "test_mask")
 _SPLITS = ("train", "val", "test")
+# Features of PyG that are kept sparse have a smaller part that is not 0.
+_SPARSE = 0.1
 _UNREADABLE: tuple[type[Exception], ...] = (*READ_ERRORS, ValueError, KeyError)
 
 
@@ -137,10 +140,26 @@ class NodeSet:
                     )
 
     @classmethod
-    def from_pyg(cls, name: str, data: Any, metric: Metric = "accuracy") -> NodeSet:
+    def from_pyg(
+        cls,
+        name: str,
+        data: Any,
+        metric: Metric = "accuracy",
+        *,
+        scaling: Scaling = "none",
+        directed: bool = False,
+    ) -> NodeSet:
         """From PyG's ``Data`` with ``x``, ``y`` and masks [N] or [N, splits], such as its ``Planetoid``.
 
-        A mask [N] beside others [N, splits] counts for all of these, as the test nodes of ``WikiCS``.
+        A mask [N] beside others [N, splits] counts for all of these, as the test nodes of ``WikiCS``. Features of which
+        nine in ten are 0, such as words, are kept sparse.
+
+        Args:
+            name: Name of the set.
+            data: The graph.
+            metric: What is reported of it: ``"accuracy"``, or ``"roc_auc"`` for two classes.
+            scaling: ``"binary"``, ``"row"`` or ``"none"``, see :func:`node_set`.
+            directed: Whether edges have a direction; else each must stand there in both.
         """
         for field, what in (("x", "features of its nodes"), ("y", "classes of its nodes")):
             if getattr(data, field, None) is None:
@@ -158,7 +177,46 @@ class NodeSet:
                 raise ValueError(f"{name} must have `{split}_mask`. Make one with PyG's RandomNodeSplit.")
             masks[split] = mask[None] if mask.ndim == 1 else mask.mT if mask.ndim == 2 else mask
         masks = _repeated(masks, labels)
-        return cls(name, Graph.from_pyg(data), data.x.float(), labels, _count_classes(labels, masks), masks, metric)
+        graph = Graph.from_pyg(data, directed=directed)
+        given = data.x.detach().float().cpu()
+        check_finite(given, f"`x` of {name}")
+        scaled = _scaled(sp.csr_array(given.numpy()), scaling)
+        rows = SparseRows.from_scipy(scaled)
+        x = rows if scaled.nnz < _SPARSE * given.numel() else rows.to_dense()
+        return cls(name, graph, x, labels, _count_classes(labels, masks), masks, metric)
+
+    def save(self, file: str | Path) -> None:
+        """Write an npz file that :func:`node_set` and ``topomask train nodes`` read, features as they are here.
+
+        Example:
+            >>> from torch_geometric.datasets import WikiCS  # doctest: +SKIP
+            >>> found = NodeSet.from_pyg("wiki-cs", WikiCS("wiki")[0])  # doctest: +SKIP
+            >>> found.save(data_root() / "node" / "wiki-cs.npz")  # doctest: +SKIP
+        """
+        graph = self.graph
+        if graph.directed or graph.num_graphs > 1 or (graph.weights != 1).any():
+            raise ValueError(
+                f"{self.name} must be one graph without directions and weights to be saved, which the layout has no "
+                "room for."
+            )
+        ends = graph.to_edge_index()[0].numpy()
+        x = self.x.to_scipy() if isinstance(self.x, SparseRows) else sp.csr_array(self.x.numpy())
+        arrays = {
+            "x_data": x.data,
+            "x_indices": x.indices,
+            "x_indptr": x.indptr,
+            "x_shape": np.array(x.shape),
+            "y": self.labels.numpy(),
+            "edges": ends[:, ends[0] <= ends[1]].T,
+            **{f"{split}_mask": self.masks[split].numpy() for split in _SPLITS},
+        }
+
+        def write(path: Path) -> None:
+            # To a file that is open: to a name without .npz, NumPy would add it.
+            with path.open("wb") as target:
+                np.savez_compressed(target, **arrays)
+
+        write_atomically(Path(file), write)
 
     @property
     def num_features(self) -> int:
@@ -215,7 +273,8 @@ def node_set(
     file = data_root(root) / "node" / f"{name}.npz"
     if not file.is_file():
         how = (
-            "It is an npz file with the arrays " + ", ".join(_KEYS) + ". PyG downloads the original: NodeSet.from_pyg."
+            f"It is an npz file with the arrays {', '.join(_KEYS)}. PyG downloads the original, and "
+            "NodeSet.from_pyg(...).save(file) writes it."
         )
         raise missing(name, file.parent, [file.name], how)
     entry = NODE_SETS.get(name, NodeEntry(0, 0))
@@ -307,6 +366,11 @@ def _features(file: Path, found: dict[str, Array], scaling: Scaling) -> Any:
     if not np.isfinite(x.data).all():
         node = int(x.tocoo().coords[0][~np.isfinite(x.data)][0])
         raise ValueError(f"The features in {file} must be finite, but those of node {node} are not. Mend them.")
+    return _scaled(x, scaling)
+
+
+def _scaled(x: Any, scaling: Scaling) -> Any:
+    """Features, a sparse matrix that is changed."""
     if scaling == "binary":
         x.data = (x.data != 0).astype(np.float32)
     elif scaling == "row":

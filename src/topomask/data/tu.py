@@ -83,7 +83,8 @@ def tu_dataset(
 
     The input of a node is its label, one-hot, where the set has labels; its attributes, where asked for; and its
     degree, where asked for. A set that has none of these has the constant 1. Every edge counts once, in whichever
-    directions and however often it is listed, and loops are left out, as PyG does.
+    directions and however often it is listed, and loops are left out, as PyG does. Labels and attributes of edges are
+    not read. A folder is that of the archive, or PyG's with the files in ``raw``.
 
     Args:
         name: One of :data:`TU_SETS`, or of your own in the same format.
@@ -214,7 +215,13 @@ def _owners(files: _Files) -> Array:
 
 
 def _labels(files: _Files, owner: Array) -> tuple[Array, tuple[str, ...]]:
-    found = files.need("graph_labels")[:, 0]
+    table = files.need("graph_labels")
+    if table.shape[1] != 1:
+        raise ValueError(
+            f"{files.name}_graph_labels.txt in {files.where} must have one class per line, but has {table.shape[1]} "
+            "numbers. Sets with several targets per graph are not for classification: keep one of them."
+        )
+    found = table[:, 0]
     num_graphs = int(owner[-1]) + 1
     if len(found) != num_graphs:
         raise ValueError(

@@ -119,7 +119,7 @@ class GraphNetwork(nn.Module):
         x = drop_features(x, self.input_dropout, self.training)
         if self.encoder is not None:
             x = F.relu(apply_linear(self.encoder, x))
-        tokens = x.to_dense() if isinstance(x, SparseRows) else x
+        tokens = x.to_dense().to(next(self.parameters()).dtype) if isinstance(x, SparseRows) else x
         edge_index, weights = _edges_of(graph, tokens)
         if weights is not None and self.layer not in _WEIGHTED:
             raise ValueError(

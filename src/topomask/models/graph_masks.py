@@ -9,14 +9,16 @@ name                mask                                                        
 ``"power-series"``  a learnt power series of the adjacency matrix                                    sum of n^2
 ``"neighbor"``      edges and self-loops                                                             O(E)
 ``"shortest-path"`` a learnt weight per number of hops                                               sum of n^2
+``"degree"``        a learnt function of the degrees of query and key                                sum of n^2
 ``"all"``           all nodes of the same graph: no mask, to compare with                            sum of n^2
 ``"none"``          nothing: without attention; and without a local branch, without the graph        none
 =================== ================================================================================ ================
 
 N is the number of nodes of all graphs of a batch, n that of one graph: pairs of two graphs are not formed, unless
 softmax attention with ``"diffusion"`` or ``"power-series"`` has more than 2^26 entries, or one graph has nearly all.
-Linear attention takes O(N) with ``"walk"``, ``"visit"``, ``"neighbor"`` and ``"all"``, and O(K E) with ``"diffusion"``
-and ``"power-series"``; softmax attention goes over pairs.
+Linear attention takes O(N) with ``"walk"``, ``"visit"``, ``"neighbor"``, ``"degree"`` and ``"all"``, and O(K E) with
+``"diffusion"`` and ``"power-series"``; softmax attention goes over pairs, and keeps none of them with ``"all"`` on one
+graph. Trees and forests have :class:`topomask.ForestMask`, passed as ``mask=lambda graph, heads: ForestMask(...)``.
 """
 
 from __future__ import annotations
@@ -165,7 +167,9 @@ def check_mask(name: str, options: GraphMaskOptions | None = None) -> None:
     for option in () if options is None else options.given():
         if option not in GRAPH_MASKS[name].takes:
             taken = sorted(GRAPH_MASKS[name].takes) or "no options"
-            raise ValueError(f"`{option}` says nothing to the mask {name!r}, which takes {taken}. Leave it out.")
+            raise ValueError(
+                f"`{option}` says nothing to the mask {name!r}, which takes {taken}. Leave it out, or set it to None."
+            )
 
 
 def _walk(graph: Graph, num_heads: int, symmetric: bool = False, **options: Any) -> Mask:
@@ -197,6 +201,10 @@ def _neighbor(graph: Graph, num_heads: int) -> Mask:  # noqa: ARG001
     return masks.NeighborMask(graph)
 
 
+def _degree(graph: Graph, num_heads: int) -> Mask:
+    return masks.DegreeMask(graph, num_heads)
+
+
 def _all(graph: Graph, num_heads: int) -> Mask:  # noqa: ARG001
     return masks.SameGraphMask(graph)
 
@@ -212,6 +220,7 @@ GRAPH_MASKS: dict[str, NamedGraphMask] = {
     "power-series": NamedGraphMask(_power_series, _LEARNT | {"max_length", "normalization"}, "a power series of W"),
     "neighbor": NamedGraphMask(_neighbor, frozenset(), "edges and self-loops"),
     "shortest-path": NamedGraphMask(_shortest_path, _LEARNT | {"max_length"}, "a weight per number of hops"),
+    "degree": NamedGraphMask(_degree, _LEARNT, "a function of the degrees of query and key"),
     "all": NamedGraphMask(_all, frozenset(), "no mask: all nodes of the same graph"),
     "none": NamedGraphMask(None, frozenset(), "no attention"),
 }

@@ -336,6 +336,8 @@ def check_features(x: Tensor | SparseRows, graph: Graph, in_features: int) -> No
             f"`x` must have shape [num_nodes={graph.num_nodes}, in_features={in_features}], but has shape "
             f"{tuple(x.shape)}. Pass one row per node of `graph`, which may be a batch of graphs."
         )
+    if isinstance(x, Tensor) and not x.is_floating_point():
+        raise ValueError(f"`x` must have a floating dtype, but has {x.dtype}. Pass x.float(), or one-hot categories.")
 
 
 def check_sizes(**sizes: int) -> None:

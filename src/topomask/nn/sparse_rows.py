@@ -46,6 +46,11 @@ class SparseRows:
         pattern = make_pattern(pointers, columns, matrix.shape[1])
         return cls(pattern, torch.from_numpy(matrix.data.astype(np.float32)))
 
+    def to_scipy(self) -> Any:
+        """As a SciPy sparse matrix."""
+        parts = (self.values, self.pattern.columns, self.pattern.row_ptr)
+        return sp.csr_array(tuple(part.detach().cpu().numpy() for part in parts), shape=tuple(self.shape))
+
     @property
     def shape(self) -> torch.Size:
         """(N, F)."""

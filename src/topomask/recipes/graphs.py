@@ -231,6 +231,12 @@ def gkat() -> GraphTransformerExperiment:
     return replace(graphs(), recipe="gkat", model=GraphTransformerConfig.preset("gkat", readout="mean", dropout=0.2))
 
 
+def gkat_diffusion() -> GraphTransformerExperiment:
+    """The same with GKAT's other kernel: softmax attention, masked by the heat kernel, with a learnt time per head."""
+    model = GraphTransformerConfig.preset("gkat-diffusion", readout="mean", dropout=0.2)
+    return replace(graphs(), recipe="gkat-diffusion", model=model)
+
+
 def graphs_baseline() -> GraphNetworkExperiment:
     """The same with a graph network of PyG: set model.layer to gcn, gat, gin, or sgc with model.norm=none."""
     return GraphNetworkExperiment(

@@ -28,6 +28,7 @@ RECIPES: dict[str, Callable[[], Experiment]] = {
     "particles": particles.particles,
     "graphs": graphs.graphs,
     "gkat": graphs.gkat,
+    "gkat-diffusion": graphs.gkat_diffusion,
     "graphs-baseline": graphs.graphs_baseline,
     "motif": graphs.motif,
     "nodes": nodes.nodes,

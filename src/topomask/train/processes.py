@@ -80,7 +80,8 @@ class Processes:
         if len(set(lengths)) > 1:
             raise ValueError(
                 f"The {self.world_size} processes have {lengths} batches per epoch, since the last one is too small to "
-                "share. Pass drop_last=True, or change the batch size."
+                "share. Change the batch size, or leave it out: Batches(..., drop_last=True), or "
+                "GraphBatches(..., min_graphs=2)."
             )
         return length
 

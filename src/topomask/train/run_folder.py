@@ -124,7 +124,8 @@ class RunFolder:
             listed = ", ".join(f"{name}={before.get(name)} is now {now.get(name)}" for name in changed)
             raise CheckpointError(
                 f"{self.path} holds a run with another config: {listed}. Resume with the config it was started with, "
-                "or start in another folder, from its weights if you like (load_weights)."
+                "or start in another folder (--output, or --runs of topomask reproduce), from its weights if you like "
+                "(load_weights)."
             )
 
 

@@ -189,7 +189,7 @@ def run_study(
             continue
         say(f"[{place + 1}/{len(todo)}] {cell.label} ({name}), {study.repeats.removesuffix('s')} {seed}")
         try:
-            found = experiment.run(runs / f"{name}-{seed}", resume=True)
+            found = experiment.run(runs / f"{name}-{seed}", resume=True, fallback=True)
         except FolderInUse:
             say("Another process is at it; going on with the next.")
             continue
