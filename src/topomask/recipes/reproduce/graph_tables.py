@@ -10,7 +10,6 @@ from topomask.models.graph_masks import GraphMaskOptions
 from topomask.recipes import graphs
 from topomask.recipes.graphs import (
     GraphData,
-    GraphExperiment,
     GraphNetworkExperiment,
     GraphTransformerExperiment,
 )
@@ -163,8 +162,8 @@ def gkat(name: str) -> Study:
     )
 
 
-# Runs may stay at 50 % for half of their epochs before they learn: none is stopped early, and plain layers of PyG, which
-# stay there longest, have a second configuration with more epochs.
+# Runs may stay at 50 % for half of their epochs before they learn: none is stopped early, and plain layers of PyG,
+# which stay there longest, have a second configuration with more epochs.
 _MOTIF_EPOCHS, _MOTIF_LONGER, _MOTIF_RATE = 40, 100, 5e-3
 
 

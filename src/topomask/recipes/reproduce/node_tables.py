@@ -77,8 +77,8 @@ _PAPERS: dict[str, Any] = {
 }
 # As quoted in issue 2251 of PyG, and in issue 14 of GAT's authors.
 _GAT_OF_PYG = (
-    "weights are chosen by the loss on validation nodes, which GAT's authors did by accuracy on this set; PyG's authors "
-    "have 70.8 with it (Fey and Lenssen, 2019)"
+    "weights are chosen by the loss on validation nodes, which GAT's authors did by accuracy on this set; PyG's "
+    "authors have 70.8 with it (Fey and Lenssen, 2019)"
 )
 _AUTHORS: dict[str, Any] = {
     "source": "as listed by Shirzad et al. (2023) for other splits of 60/20/20; the split here is Polynormer's",
