@@ -127,6 +127,34 @@ def test_pyg_data_and_batch():
         tm.Graph.from_pyg(Data(x=torch.ones(3, 2)))
 
 
+def test_weights_of_two_directions_may_differ_by_rounding():
+    from torch_geometric.data import Data
+    from torch_geometric.nn.conv.gcn_conv import gcn_norm
+
+    torch.manual_seed(0)
+    matrix = torch.rand(20, 20) * (torch.rand(20, 20) < 0.2)
+    matrix = matrix + matrix.T
+    edge_index = matrix.nonzero().T
+    # Symmetric, but for the order in which PyG multiplies.
+    edge_index, weights = gcn_norm(edge_index, matrix[*edge_index], 20)
+    dense = torch.zeros(20, 20).index_put(tuple(edge_index), weights)
+    assert not torch.equal(dense, dense.T)
+    graph = tm.Graph.from_pyg(Data(edge_index=edge_index, edge_weight=weights, num_nodes=20))
+    found = torch.from_numpy(graph.to_scipy().toarray())
+    assert torch.equal(found, found.T)
+    torch.testing.assert_close(found, dense.double(), rtol=1e-6, atol=0.0)
+    unequal = Data(edge_index=torch.tensor([[0, 1], [1, 0]]), edge_weight=torch.tensor([0.3, 0.4]), num_nodes=2)
+    with pytest.raises(ValueError, match=r"Pass directed=True, or take to_undirected\(..., reduce='mean'\)"):
+        tm.Graph.from_pyg(unequal)
+
+
+def test_batches_take_any_iterable_of_graphs():
+    graphs = [tm.path_graph(2), tm.cycle_graph(3)]
+    assert tm.Graph.batch(graph for graph in graphs).fingerprint == tm.Graph.batch(graphs).fingerprint
+    with pytest.raises(ValueError, match=r"`graphs` must be topomask.Graphs, but number 1 is a list"):
+        tm.Graph.batch([graphs[0], []])
+
+
 def test_batch_is_block_diagonal_and_keeps_ids():
     parts = [tm.cycle_graph(3), tm.path_graph(1), ragged_graph()]
     batch = tm.Graph.batch(parts)

@@ -29,8 +29,9 @@ class Toy:
     def with_seed(self, seed):
         return replace(self, train=replace(self.train, seed=seed))
 
-    def run(self, folder, *, resume):
+    def run(self, folder, *, resume, fallback):
         assert resume, "a run that was stopped goes on"
+        assert fallback, "from the last checkpoint that is whole"
         if (folder.parent / "stop").exists():
             raise KeyboardInterrupt
         folder.mkdir(parents=True, exist_ok=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, Self, get_args
@@ -16,6 +16,9 @@ from torch import Tensor
 from topomask.graph_input import Array, check_nodes, edge_array, node_count, starts_in_pyg, weight_array
 from topomask.ops import segments
 from topomask.ops.sample_walks.reference import GraphTensors
+
+# Weights of the two directions of an edge may differ by this part: what is left of float32 after a few operations.
+_ROUNDING = 1e-6
 
 Normalization = Literal["sym", "row", "none"]
 
@@ -113,9 +116,8 @@ class Graph:
         pairs = np.stack([coo.row, coo.col]).astype(np.int64)
         values = weight_array(coo.data, pairs, signed)
         graph = cls._from_entries(pairs[0], pairs[1], values, node_count(pairs, coo.shape[0]), directed)
-        if not directed:
-            graph._check_symmetric("`matrix`", "Pass directed=True, or symmetrise it with (A + A.T) / 2.")
-        return graph
+        fix = "symmetrise it with (A + A.T) / 2"
+        return graph if directed else graph._symmetrized("`matrix`", fix, fix)
 
     @classmethod
     def from_networkx(cls, graph: Any, *, weight: str = "weight", signed: bool = False) -> Self:
@@ -135,18 +137,20 @@ class Graph:
     def from_pyg(cls, data: Any, *, directed: bool = False, signed: bool = False) -> Self:
         """Build a graph from a PyG ``Data`` or ``Batch``; ``edge_weight`` is used where present.
 
-        A ``Batch``, or data with ``batch``, stays a batch: walks know which graph they are in.
+        A ``Batch``, or data with ``batch``, stays a batch: walks know which graph they are in. A node of a directed
+        graph hears the nodes that its edges lead to, where PyG sends messages along edges: flip ``edge_index`` to have
+        the same. Features of edges are not used.
         """
         edge_index, weights = data.edge_index, getattr(data, "edge_weight", None)
         if edge_index is None:
             raise ValueError(
-                "`data` has no `edge_index`. For a graph without edges, set it to torch.empty(2, 0).long()."
+                "`data` has no `edge_index`. Turn `adj_t` with PyG's to_edge_index(); for a graph without edges, set "
+                "torch.empty(2, 0).long()."
             )
         graph = cls.from_edges(edge_index, data.num_nodes, weights, directed=True, signed=signed)
         if not directed:
-            graph._check_symmetric(
-                "`edge_index`", "Pass directed=True, or add the reverse edges with PyG's to_undirected() first."
-            )
+            fixes = "add the reverse edges with PyG's to_undirected() first", "take to_undirected(..., reduce='mean')"
+            graph = graph._symmetrized("`edge_index`", *fixes)
         starts = starts_in_pyg(data, graph.num_nodes)
         sizes = np.diff(starts)
         graph_index = np.repeat(np.arange(len(sizes)), sizes)
@@ -167,13 +171,20 @@ class Graph:
         )
 
     @classmethod
-    def batch(cls, graphs: Sequence[Graph]) -> Self:
+    def batch(cls, graphs: Iterable[Graph]) -> Self:
         """Put graphs side by side as one block-diagonal graph, as PyG does.
 
         Every node keeps its id, so the walks of the batch are the walks of its graphs.
         """
+        graphs = list(graphs)
         if not graphs:
             raise ValueError("`graphs` is empty. Pass at least one graph.")
+        for number, graph in enumerate(graphs):
+            if not isinstance(graph, Graph):
+                raise ValueError(
+                    f"`graphs` must be topomask.Graphs, but number {number} is a {type(graph).__name__}. Turn PyG's "
+                    "data with Graph.from_pyg."
+                )
         if len({g.directed for g in graphs}) > 1:
             raise ValueError(
                 "`graphs` mixes directed and undirected graphs. Build all of them with the same `directed`."
@@ -356,16 +367,32 @@ class Graph:
     def _rows(self) -> Array:
         return np.repeat(np.arange(self.num_nodes), np.diff(self.indptr))
 
-    def _check_symmetric(self, what: str, fix: str) -> None:
+    def _symmetrized(self, what: str, add: str, join: str) -> Self:
+        """The same with equal weights of both directions; a ValueError where these differ by more than rounding.
+
+        Args:
+            what: What is to be symmetric.
+            add: How to add a direction that is missing.
+            join: How to make two weights one.
+        """
         matrix = self.to_scipy()
-        difference = sp.coo_array(matrix - matrix.T)
-        wrong = np.flatnonzero(difference.data != 0)
+        mirrored = sp.csr_array(matrix.T)
+        difference = sp.coo_array(matrix - mirrored)
+        differs = difference.data != 0
+        if not differs.any():
+            return self
+        rows, columns = difference.row[differs], difference.col[differs]
+        smaller = np.minimum(*(np.abs(side[rows, columns]) for side in (matrix, mirrored)))
+        wrong = np.flatnonzero(np.abs(difference.data[differs]) > _ROUNDING * smaller)
         if wrong.size:
-            i, j = int(difference.row[wrong[0]]), int(difference.col[wrong[0]])
+            i, j = int(rows[wrong[0]]), int(columns[wrong[0]])
+            fix = join if smaller[wrong[0]] else add
             raise ValueError(
                 f"{what} must be symmetric for an undirected graph, but entry ({i}, {j}) is {matrix[i, j]} "
-                f"and entry ({j}, {i}) is {matrix[j, i]}. {fix}"
+                f"and entry ({j}, {i}) is {matrix[j, i]}. Pass directed=True, or {fix}."
             )
+        mean = sp.coo_array((matrix + mirrored) / 2)
+        return self._from_entries(mean.row, mean.col, mean.data, self.num_nodes, self.directed)
 
     def __repr__(self) -> str:
         parts = [f"num_nodes={self.num_nodes}", f"num_edges={self.num_edges}"]

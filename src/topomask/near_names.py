@@ -7,15 +7,16 @@ from collections.abc import Callable, Iterable
 
 
 def nearest(name: str, known: Iterable[str], cutoff: float = 0.4) -> str | None:
-    """The most similar of the names, or None where none is near.
+    """The most similar of the names, whatever their case, or None where none is near.
 
     Args:
         name: The name that was given.
         known: All names.
         cutoff: How similar it must be, from 0 to 1.
     """
-    close = difflib.get_close_matches(name, list(known), n=1, cutoff=cutoff)
-    return close[0] if close else None
+    by_lower = {each.lower(): each for each in known}
+    close = difflib.get_close_matches(name.lower(), list(by_lower), n=1, cutoff=cutoff)
+    return by_lower[close[0]] if close else None
 
 
 def did_you_mean(name: str, known: Iterable[str], quote: Callable[[str], str] = repr) -> str:

@@ -94,7 +94,11 @@ def plan_attention(
             "Use WalkMask(symmetric=False), whose pairs are few on any graph (mask='walk' of graph transformers), or "
             "linear attention (kind='linear'), or strategy='dense' of masked_softmax_attention all the same."
         )
-    best = min(open_ways, key=lambda name: open_ways[name])
+    # A plain loop: the compiler cannot look into min() with a key where sizes are symbols.
+    best = next(iter(open_ways))
+    for name, time in open_ways.items():
+        if time < open_ways[best]:
+            best = name
     others = "; ".join(closed.values())
     reason = "the least estimated time" if len(open_ways) > 1 else f"the only way, since {others}"
     if len(open_ways) > 1 and closed:

@@ -107,6 +107,34 @@ def test_sets_come_from_pyg():
         GraphSet.from_pyg("pairs", data, max_degree=3)
 
 
+def test_parts_of_a_set_as_pyg_has_them():
+    found = make(6)
+    mask = torch.tensor([False, False, True, False, True, False])
+    for part in (found[mask], found[[2, 4]], found[torch.tensor([2, 4])], found[2:5:2], found.subset(mask.tolist())):
+        assert part.graphs == (found.graphs[2], found.graphs[4])
+        assert part.labels.tolist() == found.labels[[2, 4]].tolist()
+    assert found.batch(mask).parts == (found.graphs[2], found.graphs[4])
+    assert found[torch.tensor(3)][0] is found.graphs[3]
+    with pytest.raises(ValueError, match=r"must have shape \(6,\), but has \(5,\)"):
+        found[mask[1:]]
+    with pytest.raises(ValueError, match="`indices` has no graphs"):
+        found.batch([])
+
+
+def test_bad_features_and_labels_are_named():
+    graphs, labels = [tm.path_graph(2)], torch.tensor([0])
+    with pytest.raises(ValueError, match=r"`features` of graph 0 must have a floating dtype, but have torch.int64"):
+        GraphSet("one", graphs, [torch.ones(2, 1).long()], labels, ("a",))
+    with pytest.raises(ValueError, match=r"`labels` must have shape \(1,\), but have \(1, 1\)"):
+        GraphSet("one", graphs, [torch.ones(2, 1)], labels[None], ("a",))
+    pair = Data(x=torch.ones(2, 3), edge_index=torch.tensor([[0, 1], [1, 0]]), y=0)
+    with pytest.raises(ValueError, match="must be a list of PyG's Data, but number 0 of it is a tuple"):
+        GraphSet.from_pyg("one", pair)
+    one_way = Data(x=torch.ones(2, 3), edge_index=torch.tensor([[0], [1]]), y=0)
+    with pytest.raises(ValueError, match=r"Graph 1 of two: `edge_index` must be symmetric"):
+        GraphSet.from_pyg("two", [pair, one_way])
+
+
 def test_attributes_of_pyg_can_be_quantities_and_edges_directed():
     one_way = torch.tensor([[0], [1]])
     values = ([0.0, 4.0], [8.0, 4.0], [100.0, 200.0])

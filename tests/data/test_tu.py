@@ -68,7 +68,10 @@ def test_is_what_pyg_reads(tmp_path):
 
 
 def test_degrees_are_one_hot_up_to_a_cap_or_logarithms(tmp_path):
-    write(tmp_path, leave_out="node_labels")
+    folder = write(tmp_path, leave_out="node_labels")
+    with pytest.raises(ValueError, match="has attributes of nodes, but no labels: nodes would have no input"):
+        tu_dataset(NAME, tmp_path)
+    (folder / f"{NAME}_node_attributes.txt").unlink()
     assert torch.cat(tu_dataset(NAME, tmp_path).features).tolist() == [[1.0]] * 7
     one_hot = torch.cat(tu_dataset(NAME, tmp_path, degree="one-hot").features)
     assert one_hot.argmax(dim=1).tolist() == [2, 2, 2, 1, 0, 1, 0]
@@ -106,11 +109,11 @@ def test_a_set_that_is_not_there_is_named(tmp_path):
     ("kind", "text", "message"),
     [
         ("A", "1, 2\n2, 1\n2,", r"TINY_A.txt in .* has 5 numbers in 3 lines: it is cut off"),
-        ("A", "1, 2\n2, x\n", r"TINY_A.txt in .* has something that is no number"),
+        ("A", "1, 2\n2, x\n", r"TINY_A.txt in .* has something that is no whole number"),
+        ("A", "0, 1\n1, 0\n", r"TINY_A.txt in .* has edges of node 0, but nodes are numbered from 1 on"),
         ("A", "1\n2\n", "must have two numbers per line"),
         ("A", "", "has 0 numbers in 0 lines: it is cut off"),
         ("A", "1, 9\n", "has edges of node 9, but there are 7 nodes"),
-        ("A", "0, 1\n", "nodes, from 1"),
         ("A", "3, 4\n", r"Edge \(3, 4\) of TINY_A.txt in .* joins two graphs"),
         ("graph_labels", "1\n-1\n", "labels of 2 graphs and nodes of 3: a file is cut off"),
         ("graph_labels", "1, 0\n-1, 1\n1, 1\n", "must have one class per line, but has 2 numbers"),
@@ -191,7 +194,8 @@ def test_empty_lines_at_the_end_are_no_lines(tmp_path, monkeypatch, end, chunk):
 
 
 def test_a_known_set_without_its_node_labels_is_refused(tmp_path, monkeypatch):
-    write(tmp_path, leave_out="node_labels")
+    folder = write(tmp_path, leave_out="node_labels")
+    (folder / f"{NAME}_node_attributes.txt").unlink()
     assert tu_dataset(NAME, tmp_path).num_features == 1, "a set of one's own may have none"
     monkeypatch.setitem(TU_SETS, NAME, TUEntry(3, 2))
     with pytest.raises(MissingDataError, match=r"'TINY' needs TINY_node_labels.txt"):

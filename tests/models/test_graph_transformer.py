@@ -256,6 +256,19 @@ def test_only_queries_walk_unless_asked_otherwise():
         assert mask.num_pairs_estimate < 2 * 20_001 * 201
 
 
+@pytest.mark.parametrize("readout", ["node", "mean", "sum", "attention"])
+@pytest.mark.parametrize(("mask", "local"), [("walk", "none"), ("walk", "gcn"), ("none", "gcn"), ("none", "none")])
+def test_every_parameter_has_a_gradient(mask, local, readout):
+    """Where one has none, training in several processes stops."""
+    torch.manual_seed(0)
+    model = make(mask=mask, local=local, readout=readout)
+    graph = tm.Graph.batch(GRAPHS)
+    model(torch.randn(graph.num_nodes, 3).double(), graph).square().sum().backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, name
+        assert parameter.grad.abs().max() > 1e-12, name
+
+
 def test_directed_graphs_and_norms():
     for norm in ("layer", "batch", "none"):
         assert make(norm=norm, readout="node")(features(directed_graph()), directed_graph()).isfinite().all()
@@ -304,6 +317,11 @@ def test_inputs_and_configs_that_do_not_fit_are_named():
         make()(torch.ones(5, 3).double(), [tm.cycle_graph(5)])
     with pytest.raises(ValueError, match="`norm` is 'batch', which needs more than one node"):
         make(norm="batch")(torch.ones(1, 3).double(), tm.path_graph(1))
+    for readout in ("mean", "sum"):
+        with pytest.raises(ValueError, match="`norm` is 'batch', which needs more than one graph"):
+            make(norm="batch", readout=readout)(torch.ones(5, 3).double(), tm.cycle_graph(5))
+    with pytest.raises(ValueError, match="`mask_options` must be GraphMaskOptions, but is a dict"):
+        make(mask_options={"num_walks": 3})
     with pytest.raises(ValueError, match="`head_norm` is 'batch', which needs more than one graph"):
         make(head_norm="batch", readout="sum")(torch.ones(5, 3).double(), tm.cycle_graph(5))
     with pytest.raises(ValueError, match="`in_features` is None"):

@@ -1,3 +1,4 @@
+import copy
 import gc
 import sys
 import weakref
@@ -106,6 +107,35 @@ def test_walks_are_sampled_once_for_edges_that_come_again(sampled):
         assert torch.equal(outs[k + 1][0], outs[1][0])
     fresh = layers[0].attn.mask.on(sampled[0]).to_dense()
     assert torch.equal(layers[0]._views.on(layers[0].attn.mask, sampled[0]).to_dense(), fresh)
+
+
+def test_layers_that_share_a_mask_share_its_walks(sampled):
+    torch.manual_seed(0)
+    given, mask = data(tm.grid_graph(3, 4)), walk_mask()
+    model = torch.nn.ModuleList(layer(mask) for _ in range(3)).eval()
+    expected = [layer(walk_mask()).eval()(given.x, given.edge_index) for _ in range(3)]
+    sampled.clear()
+    for ours, theirs in zip(model, expected, strict=True):
+        assert torch.equal(ours(given.x, given.edge_index), theirs)
+    assert len(sampled) == 1
+    copied = copy.deepcopy(model)
+    assert torch.equal(copied[2](given.x, given.edge_index), expected[2])
+    assert len({id(each._views) for each in copied}) == 1
+    assert copied[0]._views is not model[0]._views
+    assert model.double()[1](given.x.double(), given.edge_index).dtype == torch.float64
+    seen = weakref.ref(mask)
+    del model, mask, ours
+    gc.collect()
+    assert seen() is None
+
+
+def test_masks_that_do_not_fit_are_named():
+    with pytest.raises(
+        ValueError, match=r"`mask` must be a topomask.Mask, but is a str. Take WalkMask\(path_graph\(1\)"
+    ):
+        layer("walk")
+    with pytest.raises(ValueError, match="`mask` is a ToeplitzMask, which cannot be moved to the graph of every call"):
+        layer(tm.ToeplitzMask(3))
 
 
 def test_edges_that_change_make_another_graph():

@@ -92,6 +92,21 @@ def test_fullgraph_compile_gives_the_same(name, attend):
             torch.testing.assert_close(compiled, eager, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.parametrize("name", ["walk_asymmetric", "toeplitz_grid", "diffusion_normalized", "sum_learnt"])
+@pytest.mark.parametrize("attend", [tm.masked_attention, tm.masked_softmax_attention])
+def test_compiled_attention_takes_batches_of_any_size(name, attend):
+    """The way is chosen by estimated times, which are symbols once a second size comes."""
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    mask = MASKS[name]()
+    compiled = torch.compile(lambda q: attend(q, q, q, mask), fullgraph=True, backend="aot_eager")
+    for size in (4, 3, 1):
+        q = torch.randn(size, mask.num_heads, mask.num_keys, 4, dtype=torch.float64, requires_grad=True)
+        found = [[out, *torch.autograd.grad(out.square().sum(), [q])] for out in (compiled(q), attend(q, q, q, mask))]
+        for ours, theirs in zip(*found, strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
+
+
 @pytest.mark.parametrize("name", COMPILED)
 def test_products_compile(name):
     torch.manual_seed(0)

@@ -30,6 +30,22 @@ def test_roc_auc_needs_both_classes():
         roc_auc(torch.ones(2), torch.ones(2, dtype=torch.long))
 
 
+def test_a_model_with_the_wrong_readout_is_named():
+    found = graphs(4, 0)
+    config = GraphTransformerConfig.preset("linear", in_features=1, num_classes=2, dim=8, num_heads=2)
+    with pytest.raises(
+        ValueError, match=r"must give one row per graph, 2, but gave \d+. Take a model with readout='mean'"
+    ):
+        GraphClassification().loss(config.build(), found.batch([0, 1]))
+    graph = tm.path_graph(3)
+    masks = {split: torch.arange(3)[None] == k for k, split in enumerate(("train", "val", "test"))}
+    nodes = NodeSet("three", graph, torch.ones(3, 1), torch.tensor([0, 1, 1]), 2, masks)
+    with pytest.raises(
+        ValueError, match=r"must give one row per node, 3, but gave 1. Take a model with readout='node'"
+    ):
+        NodeClassification().loss(replace(config, readout="mean").build(), nodes.batch("train"))
+
+
 def graphs(count: int, seed: int) -> GraphSet:
     """Stars and paths of many sizes, told apart by the largest degree alone."""
     sizes = torch.randint(4, 9, (count,), generator=torch.Generator().manual_seed(seed)).tolist()

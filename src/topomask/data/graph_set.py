@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple, final
+from typing import Any, NamedTuple, final, overload
 
 import torch
 from torch import Tensor
@@ -59,12 +59,18 @@ class GraphSet(Dataset[tuple[Graph, Tensor, int]]):
                 f"There must be as many graphs as features and labels, and at least one, but there are {len(graphs)}, "
                 f"{len(features)} and {len(labels)}."
             )
+        if labels.shape != (len(graphs),):
+            raise ValueError(f"`labels` must have shape ({len(graphs)},), but have {tuple(labels.shape)}.")
         width = features[0].shape[-1]
         for number, (graph, x) in enumerate(zip(graphs, features, strict=True)):
             if x.shape != (graph.num_nodes, width):
                 raise ValueError(
                     f"`features` of graph {number} must have shape [num_nodes={graph.num_nodes}, {width}], but have "
                     f"shape {tuple(x.shape)}."
+                )
+            if not x.is_floating_point():
+                raise ValueError(
+                    f"`features` of graph {number} must have a floating dtype, but have {x.dtype}. Pass x.float()."
                 )
             check_finite(x, f"`features` of graph {number}")
         check_labels(labels, len(classes), "graph")
@@ -100,6 +106,11 @@ class GraphSet(Dataset[tuple[Graph, Tensor, int]]):
         if not found:
             raise ValueError(f"`dataset` has no graphs of {name}. Pass a list of PyG's Data.")
         for number, data in enumerate(found):
+            if not hasattr(data, "edge_index"):
+                raise ValueError(
+                    f"`dataset` must be a list of PyG's Data, but number {number} of it is a {type(data).__name__}. "
+                    "Pass [data] for one graph, and batch.to_data_list() for a Batch."
+                )
             if getattr(data, "y", None) is None:
                 raise ValueError(f"Graph {number} of {name} has no `y`, its class. Set data.y.")
             if getattr(data, "x", None) is None and degree == "none":
@@ -115,7 +126,7 @@ class GraphSet(Dataset[tuple[Graph, Tensor, int]]):
         each = [class_numbers(data.y, 1, f"`y` of graph {number} of {name}") for number, data in enumerate(found)]
         labels = torch.cat(each)
         classes = tuple(str(number) for number in range(int(labels.max()) + 1))
-        graphs = [Graph.from_pyg(data, directed=directed) for data in found]
+        graphs = [_graph(data, directed, f"Graph {number} of {name}") for number, data in enumerate(found)]
         degrees = degree_features(graphs, degree, max_degree).split([graph.num_nodes for graph in graphs])
         given = [getattr(data, "x", None) for data in found]
         features = [y if x is None else torch.cat([x.float(), y], dim=1) for x, y in zip(given, degrees, strict=True)]
@@ -135,12 +146,20 @@ class GraphSet(Dataset[tuple[Graph, Tensor, int]]):
     def __len__(self) -> int:
         return len(self.graphs)
 
-    def __getitem__(self, index: int) -> tuple[Graph, Tensor, int]:
+    @overload
+    def __getitem__(self, index: int) -> tuple[Graph, Tensor, int]: ...
+    @overload
+    def __getitem__(self, index: slice | Tensor | Sequence[int]) -> GraphSet: ...
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return self.subset(range(len(self))[index])
+        if isinstance(index, Sequence) or (isinstance(index, Tensor) and index.ndim):
+            return self.subset(index)
         return self.graphs[index], self.features[index], int(self.labels[index])
 
     def subset(self, indices: Iterable[int]) -> GraphSet:
-        """The graphs at these places, in this order; they stay the same objects."""
-        places = [int(index) for index in indices]
+        """The graphs at these places, in this order, or where a mask is true; they stay the same objects."""
+        places = self._places(indices)
         graphs, features = [self.graphs[k] for k in places], [self.features[k] for k in places]
         return GraphSet(self.name, graphs, features, self.labels[places], self.classes, self.quantities)
 
@@ -166,15 +185,33 @@ class GraphSet(Dataset[tuple[Graph, Tensor, int]]):
 
     def batch(self, indices: Iterable[int]) -> GraphBatch:
         """Some graphs, side by side."""
-        places = [int(index) for index in indices]
+        places = self._places(indices)
+        if not places:
+            raise ValueError("`indices` has no graphs. Pass at least one.")
         parts = tuple(self.graphs[k] for k in places)
         x = torch.cat([self.features[k] for k in places])
         return GraphBatch(x, self.labels[places], Graph.batch(parts), parts)
+
+    def _places(self, indices: Iterable[int]) -> list[int]:
+        """Places of graphs; of a mask, those where it is true."""
+        given = torch.as_tensor(indices if isinstance(indices, Tensor) else list(indices))
+        if given.dtype == torch.bool:
+            if given.shape != (len(self),):
+                raise ValueError(f"A mask of {self.name} must have shape ({len(self)},), but has {tuple(given.shape)}.")
+            return given.nonzero().flatten().tolist()
+        return [int(index) for index in given.tolist()]
 
     def __repr__(self) -> str:
         nodes = sum(graph.num_nodes for graph in self.graphs) / len(self)
         sizes = f"{len(self)} graphs of {nodes:.1f} nodes, {self.num_features} features, {self.num_classes} classes"
         return f"GraphSet({self.name!r}, {sizes})"
+
+
+def _graph(data: Any, directed: bool, what: str) -> Graph:
+    try:
+        return Graph.from_pyg(data, directed=directed)
+    except ValueError as error:
+        raise ValueError(f"{what}: {error}") from None
 
 
 @final

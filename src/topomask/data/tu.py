@@ -20,6 +20,7 @@ from topomask.data.degrees import MAX_DEGREE, DegreeInput, degree_features
 from topomask.data.graph_set import GraphSet
 from topomask.data.root import data_root, missing
 from topomask.graph import Graph
+from topomask.near_names import did_you_mean
 
 Array = npt.NDArray[Any]
 _CHUNK = 1 << 25
@@ -137,13 +138,14 @@ class _Files:
         folders = [place / name / "raw", place / name, place / f"{name}.zip"]
         held = [path for path in folders if path.is_file() or (path / f"{name}_A.txt").is_file()]
         if not held:
-            raise missing(name, place, [f"{name}.zip or {name}/{name}_A.txt"], _HOW)
+            how = f"{_HOW}{did_you_mean(name, TU_SETS)}"
+            raise missing(name, place, [f"{name}.zip or {name}/{name}_A.txt"], how)
         self.where = held[0]
         if self.where.is_file():
             try:
                 self.archive = zipfile.ZipFile(self.where)
             except zipfile.BadZipFile as error:
-                raise ValueError(f"{self.where} is no whole zip archive: {error} Get it again. {_HOW}") from None
+                raise ValueError(f"{self.where} is no whole zip archive: {error}. Get it again. {_HOW}") from None
 
     def open(self, kind: str) -> IO[bytes] | None:
         """A file, such as ``A`` or ``graph_labels``, or None."""
@@ -153,6 +155,13 @@ class _Files:
             return path.open("rb") if path.is_file() else None
         members = [member for member in self.archive.namelist() if member.rpartition("/")[2] == file]
         return self.archive.open(members[0]) if members else None
+
+    def has(self, kind: str) -> bool:
+        """Whether there is such a file."""
+        source = self.open(kind)
+        if source is not None:
+            source.close()
+        return source is not None
 
     def numbers(self, kind: str, dtype: Any = np.int64) -> Array | None:
         """All numbers of a file, one row per line; None where there is no such file."""
@@ -200,7 +209,8 @@ def _parse(text: bytes, dtype: Any, place: str) -> Array:
         with warnings.catch_warnings(action="error"):
             return np.fromstring(plain, dtype, sep=" ")
     except (ValueError, DeprecationWarning):
-        raise ValueError(f"{place} has something that is no number. Get it again. {_HOW}") from None
+        kind = "whole number" if np.issubdtype(dtype, np.integer) else "number"
+        raise ValueError(f"{place} has something that is no {kind}. Get it again. {_HOW}") from None
 
 
 def _owners(files: _Files) -> Array:
@@ -238,7 +248,12 @@ def _graphs(files: _Files, owner: Array) -> list[Graph]:
         raise ValueError(f"{files.name}_A.txt in {files.where} must have two numbers per line. Get it again. {_HOW}")
     num_nodes = len(owner)
     low, high = edges.min(axis=1), edges.max(axis=1)
-    if low.min() < 0 or high.max() >= num_nodes:
+    if low.min() < 0:
+        raise ValueError(
+            f"{files.name}_A.txt in {files.where} has edges of node {int(low.min()) + 1}, but nodes are numbered from "
+            "1 on."
+        )
+    if high.max() >= num_nodes:
         raise ValueError(
             f"{files.name}_A.txt in {files.where} has edges of node {int(high.max()) + 1}, but there are {num_nodes} "
             f"nodes, from 1: a file is cut off. Get it again. {_HOW}"
@@ -288,6 +303,11 @@ def _inputs(
             )
         parts.append(torch.from_numpy(values).float())
         is_quantity += [True] * values.shape[1]
+    elif labels is None and not degrees.shape[1] and files.has("node_attributes"):
+        raise ValueError(
+            f"{files.name} in {files.where} has attributes of nodes, but no labels: nodes would have no input. Pass "
+            "attributes=True (data.attributes=true), or take degrees."
+        )
     parts.append(degrees)
     is_quantity += [log] * degrees.shape[1]
     x = torch.cat(parts, dim=1) if is_quantity else torch.ones(num_nodes, 1)

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from topomask.builders import path_graph
 from topomask.graph import Graph
 from topomask.masks.base import Mask
 from topomask.masks.bound_walks import BoundWalks, Features, WalkRecipe
@@ -127,6 +128,22 @@ class MaskViews:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.clear()
+
+
+def check_movable(mask: Mask, instead: str) -> None:
+    """A ValueError where a mask cannot be moved to other graphs, which is tried.
+
+    Args:
+        mask: The mask.
+        instead: What to take instead, for the error.
+    """
+    what = f"`mask` is a {type(mask).__name__}, which cannot be moved to the graph of every call"
+    try:
+        moved = mask.on(path_graph(3))
+    except ValueError as error:
+        raise ValueError(f"{what}: {error} {instead}") from None
+    if (moved.num_queries, moved.num_keys) != (3, 3):
+        raise ValueError(f"{what}: on 3 nodes it is {moved.num_queries} x {moved.num_keys}. {instead}")
 
 
 def _sides(walks: Features) -> tuple[WalkFeatures, ...]:

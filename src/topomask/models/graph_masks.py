@@ -36,6 +36,7 @@ from topomask.graph import Graph, Normalization
 from topomask.masks.base import Mask
 from topomask.masks.bound_walks import draw_seed
 from topomask.masks.graph_operator import Operator
+from topomask.masks.views import check_movable
 from topomask.near_names import did_you_mean
 from topomask.walks import Coupling
 
@@ -107,14 +108,7 @@ def _movable(mask: Any) -> Mask:
     """The mask, or a ValueError where it cannot be moved to other graphs, which is tried."""
     if not isinstance(mask, Mask):
         raise ValueError(f"`mask` must make masks, but made a {type(mask).__name__}. Return one of topomask.masks.")
-    instead = f"Take a mask of graphs, or one by name: {', '.join(GRAPH_MASKS)}."
-    what = f"`mask` is a {type(mask).__name__}, which cannot be moved to the graph of every call"
-    try:
-        moved = mask.on(path_graph(3))
-    except ValueError as error:
-        raise ValueError(f"{what}: {error} {instead}") from None
-    if (moved.num_queries, moved.num_keys) != (3, 3):
-        raise ValueError(f"{what}: on 3 nodes it is {moved.num_queries} x {moved.num_keys}. {instead}")
+    check_movable(mask, f"Take a mask of graphs, or one by name: {', '.join(GRAPH_MASKS)}.")
     return mask
 
 
@@ -130,6 +124,11 @@ def layer_masks(
         options: What the name does not say. One that it does not obey is refused.
     """
     options = GraphMaskOptions() if options is None else options
+    if not isinstance(options, GraphMaskOptions):
+        raise ValueError(
+            f"`mask_options` must be GraphMaskOptions, but is a {type(options).__name__}. Write "
+            "GraphMaskOptions(num_walks=20), say."
+        )
     if not isinstance(mask, str) and options.given():
         raise ValueError(
             f"`mask_options` are for masks by name, but `mask` is a {type(mask).__name__}. Leave them out."

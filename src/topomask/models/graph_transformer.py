@@ -139,6 +139,9 @@ class GraphTransformer(nn.Module):
         check_features(x, graph, self.in_features)
         if self.training:
             _check_statistics("norm", self.norm, graph.num_nodes, "node", "Take larger batches, or norm='layer'.")
+            if self.readout.kind in ("mean", "sum"):
+                # Over all nodes of a batch what is normed has mean 0, whatever the input.
+                _check_statistics("norm", self.norm, graph.num_graphs, "graph", f"{_LEAVE_OUT} Or take norm='layer'.")
             _check_statistics("head_norm", self.head_norm, graph.num_graphs, "graph", _LEAVE_OUT)
         tokens = apply_linear(self.embedding, drop_features(x, self.input_dropout, self.training))
         for block in self.blocks:
@@ -190,7 +193,9 @@ class GraphBlock(nn.Module):
         dropout: float,
     ) -> None:
         super().__init__()
-        self.mixing_norm, self.attention, self.local = norms(), attention, local
+        # Parameters that nothing depends on would stop training in several processes.
+        self.mixing_norm = nn.Identity() if attention is None and local is None else norms()
+        self.attention, self.local = attention, local
         self.mlp_norm, self.mlp = norms(), mlp
         self.dropout = Dropout(dropout)
 

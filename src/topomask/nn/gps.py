@@ -12,7 +12,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from topomask.extras import need
 from topomask.graph import Graph
 from topomask.masks import Mask
-from topomask.masks.views import MaskViews
+from topomask.masks.views import MaskViews, check_movable
 from topomask.nn.dropout import drop
 from topomask.nn.masked_attention import MaskedAttention
 
@@ -29,7 +29,9 @@ class MaskedGPSConv(_GPSConv):  # type: ignore[misc]
 
     ``GPSConv`` hands the graph to its local layer alone, and leaves out an attention whose class it does not know. Here
     attention gets a mask on the graph, on the nodes of a batch as they are: nothing is padded. The graph and its walks
-    are kept as long as the tensor of its edges is, and made anew when what stands in it changes.
+    are kept as long as the tensor of its edges is, and made anew when what stands in it changes. Layers that share a
+    mask share its walks. PyG's loaders make new tensors in every step: to sample the walks of a graph once for all
+    epochs, take :class:`topomask.models.GraphTransformer` with :class:`topomask.data.GraphBatches`.
 
     Args:
         channels: Width of the tokens.
@@ -74,10 +76,17 @@ class MaskedGPSConv(_GPSConv):  # type: ignore[misc]
                 )
         if heads < 1 or channels % heads:
             raise ValueError(f"`channels` must be a multiple of `heads`, but they are {channels} and {heads}.")
+        if not isinstance(mask, Mask):
+            raise ValueError(
+                f"`mask` must be a topomask.Mask, but is a {type(mask).__name__}. Take WalkMask(path_graph(1), "
+                f"symmetric=False, num_heads={heads}), say: it is moved to the graph of every call."
+            )
+        check_movable(mask, "Take a mask of graphs, such as WalkMask.")
         super().__init__(channels, conv, heads, dropout, **options)
         self.attn = MaskedAttention(channels, heads, mask, kind=kind, **(attn_kwargs or {}))
         self.attn_type = f"masked {kind}"
-        self._views = MaskViews()
+        # One for all layers that share a mask: they share its walks, too.
+        self._views: MaskViews = mask.__dict__.setdefault("_views_of_layers", MaskViews())
 
     def reset_parameters(self) -> None:
         """Draw all weights anew; the mask keeps its own."""
@@ -106,7 +115,7 @@ class MaskedGPSConv(_GPSConv):  # type: ignore[misc]
                 layers that are given the same tensors. Pass it where edges are directed or weights negative: PyG sends
                 messages along edges, and here a node sees where its edges lead, so flip ``edge_index`` for it.
             features: Walks already sampled on ``graph`` by ``layer.attn.mask.sample(graph)``. Default: sampled once
-                per graph.
+                per graph and mask.
             **kwargs: For the local layer. Weights of edges, ``edge_weight``, reach the mask too, as numbers: where a
                 gradient is asked of them, ``graph`` must be given.
 

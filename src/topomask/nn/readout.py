@@ -19,7 +19,7 @@ class GraphReadout(nn.Module):
     ``node``      :math:`x_i`, one per node
     ``mean``      :math:`\frac{1}{n} \sum_i x_i`
     ``sum``       :math:`\sum_i x_i`
-    ``attention`` :math:`\sum_i a_i x_i` with :math:`a = \mathrm{softmax}(w^\top x_i + b)` over a graph
+    ``attention`` :math:`\sum_i a_i x_i` with :math:`a = \mathrm{softmax}(w^\top x_i)` over a graph
     ============= ==================================================================================
 
     Args:
@@ -39,7 +39,7 @@ class GraphReadout(nn.Module):
         if kind not in get_args(Readout):
             raise ValueError(f"`readout` must be one of {get_args(Readout)}, but is {kind!r}.")
         self.kind: Readout = kind
-        self.score = nn.Linear(dim, 1) if kind == "attention" else None
+        self.score = nn.Linear(dim, 1, bias=False) if kind == "attention" else None
 
     def forward(self, x: Tensor, graph: Graph) -> Tensor:
         """Tokens [N, C] to graphs [G, C], or to themselves."""

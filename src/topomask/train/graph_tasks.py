@@ -25,6 +25,7 @@ class GraphClassification(Classification):
     def loss(self, model: nn.Module, batch: GraphBatch) -> tuple[Tensor, dict[str, Tensor]]:
         """Cross entropy and accuracy."""
         logits = in_full(model(batch.x, batch.graph, batch.parts))  # [G, classes]
+        _check_rows(logits, len(batch.labels), "graph", "Take a model with readout='mean', 'sum' or 'attention'.")
         return self.judge(logits, batch.labels, model.training)
 
     def size(self, batch: Any) -> int:
@@ -50,7 +51,9 @@ class NodeClassification(Task):
 
     def loss(self, model: nn.Module, batch: NodeBatch) -> tuple[Tensor, dict[str, Tensor]]:
         """Cross entropy and the metric."""
-        logits = in_full(model(batch.x, batch.graph))[batch.nodes]  # [n, classes]
+        logits = in_full(model(batch.x, batch.graph))
+        _check_rows(logits, batch.graph.num_nodes, "node", "Take a model with readout='node'.")
+        logits = logits[batch.nodes]  # [n, classes]
         loss = F.cross_entropy(logits, batch.labels)
         if self.metric == "accuracy":
             return loss, {"accuracy": accuracy(logits, batch.labels)}
@@ -62,6 +65,12 @@ class NodeClassification(Task):
     def size(self, batch: Any) -> int:
         """Nodes that are asked for."""
         return len(batch.labels)
+
+
+def _check_rows(logits: Tensor, count: int, unit: str, fix: str) -> None:
+    """A ValueError unless a model gives one row per graph or node."""
+    if len(logits) != count:
+        raise ValueError(f"The model must give one row per {unit}, {count}, but gave {len(logits)}. {fix}")
 
 
 def roc_auc(scores: Tensor, labels: Tensor) -> Tensor:

@@ -46,13 +46,21 @@ def test_a_study_that_was_stopped_goes_on(tmp_path):
     assert runs_of(tmp_path / "runs") == sorted(f"{cell.name}-{seed}" for cell in STUDY.cells for seed in (0, 1, 2))
 
 
+def test_seeds_are_checked_before_anything_runs(tmp_path):
+    folds = replace(STUDY, repeats="folds")
+    with pytest.raises(ValueError, match=r"`seeds` must lie in \[0, 3\), the folds, but are \[0, 3\]"):
+        run(tmp_path, folds, seeds=[0, 3])
+    assert not list(tmp_path.iterdir())
+    assert len(run(tmp_path, seeds=[1, 1], only=["grf"])) == 1
+
+
 def test_what_another_process_is_at_is_left_to_it(tmp_path, monkeypatch):
     free = Toy.run
 
-    def run_free(self, folder, *, resume):
+    def run_free(self, folder, *, resume, fallback):
         if folder.name == "grf-0":
             raise FolderInUse("wait")
-        return free(self, folder, resume=resume)
+        return free(self, folder, resume=resume, fallback=fallback)
 
     monkeypatch.setattr(Toy, "run", run_free)
     said = run(tmp_path, seeds=[0])

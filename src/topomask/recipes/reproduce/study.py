@@ -28,6 +28,8 @@ OVERLAP = (
 # Fields that runs of one row differ in.
 _REPEATED = ("train.seed", "data.fold", "data.split")
 # Fields that numbers do not depend on, by group.
+# What there are only so many of.
+FIXED_REPEATS = ("folds", "splits")
 FREE: dict[str, tuple[str, ...]] = {"data": ("root", "download"), "train": FREE_FIELDS}
 
 
@@ -176,10 +178,12 @@ def run_study(
         only: Names of the cells to run. Default: all.
         say: Where to say what happens.
     """
+    if study.repeats in FIXED_REPEATS and not all(0 <= seed < study.seeds for seed in seeds):
+        raise ValueError(f"`seeds` must lie in [0, {study.seeds}), the {study.repeats}, but are {list(seeds)}.")
     kept = ResultFolder(results)
     todo = [
         (cell, name, each.with_seed(seed), seed)
-        for seed in seeds
+        for seed in dict.fromkeys(seeds)
         for cell in study.pick(only)
         for name, each in cell.runs().items()
     ]
@@ -253,7 +257,7 @@ def _runs(study: Study, results: Path) -> list[RunResult]:
     """The runs that had the config of the study."""
     experiments = {name: each for cell in study.cells for name, each in cell.runs().items()}
     # There are no more folds and splits than the study asks for.
-    limit = study.seeds if study.repeats in ("folds", "splits") else math.inf
+    limit = study.seeds if study.repeats in FIXED_REPEATS else math.inf
     return [
         run
         for run in ResultFolder(results).runs()
