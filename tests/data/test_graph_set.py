@@ -135,6 +135,18 @@ def test_bad_features_and_labels_are_named():
         GraphSet.from_pyg("two", [pair, one_way])
 
 
+def test_quantities_are_standardised_like_those_of_another_set():
+    graphs, labels = [tm.path_graph(2)] * 2, torch.tensor([0, 0])
+    values = [[[0.0], [4.0]], [[8.0], [4.0]]], [[[100.0], [200.0]], [[4.0], [4.0]]]
+    known, new = (GraphSet("x", graphs, [torch.tensor(x) for x in each], labels, ("a",), [0]) for each in values)
+    # The mean is 4 and the deviation the root of 8.
+    expected = (torch.tensor([[100.0], [200.0], [4.0], [4.0]]) - 4) / 8**0.5
+    torch.testing.assert_close(torch.cat(new.standardized(known).features), expected)
+    torch.testing.assert_close(known.standardized(known).features, known.standardized().features)
+    with pytest.raises(ValueError, match=r"`reference` must have the columns of x, but has 1 features, of which \[\]"):
+        new.standardized(GraphSet("y", graphs, [torch.ones(2, 1)] * 2, labels, ("a",)))
+
+
 def test_attributes_of_pyg_can_be_quantities_and_edges_directed():
     one_way = torch.tensor([[0], [1]])
     values = ([0.0, 4.0], [8.0, 4.0], [100.0, 200.0])

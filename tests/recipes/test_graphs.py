@@ -6,7 +6,7 @@ import torch
 
 from graph_files import write_graphs
 from topomask.config import apply_overrides
-from topomask.data import MissingDataError
+from topomask.data import MissingDataError, motifs
 from topomask.data.tu import TU_SETS, TUEntry
 from topomask.recipes.graphs import GraphData, gkat, gkat_diffusion, graphs, graphs_baseline, motif
 from topomask.recipes.registry import load_run
@@ -187,6 +187,13 @@ def test_motifs_are_generated():
     found = experiment.data.load("val")
     assert (found.name, len(found)) == ("cycle", 512)
     assert experiment.data.load("val") is found
+    # Degrees are standardised over the graphs for training, those of all splits by the same.
+    train = torch.cat(experiment.data.load("train").features)
+    torch.testing.assert_close(train.mean(dim=0), torch.zeros(5), rtol=0.0, atol=1e-5)
+    torch.testing.assert_close(train.std(dim=0, correction=0), torch.ones(5), rtol=0.0, atol=1e-5)
+    raw = [torch.cat(motifs("cycle", split, seed=3).features) for split in ("train", "val")]
+    expected = (raw[1] - raw[0].mean(dim=0)) / raw[0].std(dim=0, correction=0)
+    torch.testing.assert_close(torch.cat(found.features), expected, rtol=1e-4, atol=1e-5)
 
 
 def test_an_unknown_set_gets_the_nearest(tmp_path):

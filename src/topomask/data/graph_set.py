@@ -163,17 +163,24 @@ class GraphSet(Dataset[tuple[Graph, Tensor, int]]):
         graphs, features = [self.graphs[k] for k in places], [self.features[k] for k in places]
         return GraphSet(self.name, graphs, features, self.labels[places], self.classes, self.quantities)
 
-    def standardized(self, reference: Iterable[int] | None = None) -> GraphSet:
+    def standardized(self, reference: Iterable[int] | GraphSet | None = None) -> GraphSet:
         """The same graphs, with columns that are quantities shifted and scaled to mean 0 and deviation 1.
 
         Args:
-            reference: The graphs whose nodes decide by how much: those of training. Default: all.
+            reference: The graphs whose nodes decide by how much, those of training: their places, or a set of them,
+                whose features are as they were before. Default: all.
         """
         if not self.quantities:
             return self
         columns = list(self.quantities)
-        places = range(len(self)) if reference is None else reference
-        known = torch.cat([self.features[int(k)][:, columns] for k in places]).double()
+        other, places = (reference, None) if isinstance(reference, GraphSet) else (self, reference)
+        if other.num_features != self.num_features or other.quantities != self.quantities:
+            raise ValueError(
+                f"`reference` must have the columns of {self.name}, but has {other.num_features} features, of which "
+                f"{list(other.quantities)} are quantities, where these have {self.num_features} and {columns}."
+            )
+        chosen = range(len(other)) if places is None else other._places(places)
+        known = torch.cat([other.features[k][:, columns] for k in chosen]).double()
         mean, deviation = known.mean(dim=0), known.std(dim=0, correction=0)
         # A column that is constant says nothing; its rounding errors should not, either.
         constant = deviation <= 1e-7 * mean.abs()

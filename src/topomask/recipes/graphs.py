@@ -117,7 +117,8 @@ class GraphData:
 # An experiment asks for its sets more than once, and a table has many experiments on the same.
 @lru_cache(maxsize=3)
 def _motifs(name: str, split: str, seed: int) -> GraphSet:
-    return motifs(name, split, seed=seed)
+    found = motifs(name, split, seed=seed)
+    return found.standardized(found if split == "train" else motifs(name, "train", seed=seed))
 
 
 @lru_cache(maxsize=1)
