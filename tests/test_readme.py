@@ -16,11 +16,13 @@ def test_the_first_example_runs_as_it_stands():
 def test_the_examples_of_the_page_on_graphs_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     page = README.parent / "docs" / "graphs.md"
-    names: dict = {}
-    for code in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL):
+    first, second = ({}, {})
+    for code, names in zip(
+        re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL), (first, second), strict=True
+    ):
         exec(code, names)
-    assert names["logits"].shape == (2, 2)
-    assert 0 <= names["result"].best["accuracy"] <= 1
+    assert first["logits"].shape == (2, 2)
+    assert 0 <= second["result"].best["accuracy"] <= 1
     assert (tmp_path / "runs" / "cycles" / "config.json").exists()
 
 

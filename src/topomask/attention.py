@@ -126,7 +126,8 @@ def masked_softmax_attention(
         mask: The mask, with H heads or one.
         normalizer: ``"absolute"`` (above) or ``"signed"`` (with M itself). There is no ``"none"``: without a
             quotient the exponentials would overflow. Default: ``mask.default_normalizer``.
-        strategy: ``"pairs"`` or ``"dense"``; ``"auto"`` takes the cheapest.
+        strategy: ``"pairs"`` or ``"dense"``; ``"auto"`` takes the cheapest, and where the mask hides nothing PyTorch's
+            own attention, which keeps no weights and has no second derivatives; ``"dense"`` has them.
         key_padding_mask: [..., N_k], True where a key is padding.
         dropout_p: Probability to drop a pair (i, j) from the numerator.
         query_nodes: Node of every query, [N_q]. Default: all nodes in order.
@@ -153,8 +154,11 @@ def masked_softmax_attention(
     with torch.autocast(inputs.q.device.type, enabled=False):
         scaled = inputs.q * (1.0 / math.sqrt(q.shape[-1]) if scale is None else scale)
         plan = _plan(inputs, mask, q.shape[-1], strategy, "softmax", dropout_p)
+        inputs = inputs._replace(q=scaled)
+        if strategy == "auto" and mask.hides_nothing and dropout_p == 0:
+            return restore(_plain_softmax(inputs), q)
         attend = _softmax_pairs if plan.strategy == "pairs" else _softmax_dense
-        return restore(attend(inputs._replace(q=scaled), mask, normalizer, dropout_p), q)
+        return restore(attend(inputs, mask, normalizer, dropout_p), q)
 
 
 def _prepare(
@@ -278,8 +282,6 @@ def _drop_pairs(
 
 
 def _softmax_dense(inputs: Tokens, mask: Mask, normalizer: str, dropout_p: float) -> Tensor:
-    if mask.hides_nothing:
-        return _plain_softmax(inputs, dropout_p)
     scores = inputs.q @ inputs.k.mT
     if inputs.is_key is not None:
         scores = scores.masked_fill(~inputs.is_key.mT, -torch.inf)
@@ -297,14 +299,17 @@ def _softmax_dense(inputs: Tokens, mask: Mask, normalizer: str, dropout_p: float
     return divide(numerator, (powers * weights).sum(dim=-1, keepdim=True))
 
 
-def _plain_softmax(inputs: Tokens, dropout_p: float) -> Tensor:
-    """Softmax attention without a mask, by PyTorch, whose weights fit in caches."""
+def _plain_softmax(inputs: Tokens) -> Tensor:
+    """Softmax attention without a mask, by PyTorch, which keeps no weights where all have one width."""
     q, k, v, is_key = inputs
+    width = v.shape[-1]
+    short = width - q.shape[-1]
+    q, k, v = F.pad(q, (0, max(short, 0))), F.pad(k, (0, max(short, 0))), F.pad(v, (0, max(-short, 0)))
     if is_key is None:
-        return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout_p, scale=1.0)
+        return F.scaled_dot_product_attention(q, k, v, scale=1.0)[..., :width]
     # Where all is padding, queries may look at it, as long as nothing comes of it.
     some = is_key.any(dim=-2, keepdim=True)
-    out = F.scaled_dot_product_attention(q, k, v, attn_mask=(is_key | ~some).mT, dropout_p=dropout_p, scale=1.0)
+    out = F.scaled_dot_product_attention(q, k, v, attn_mask=(is_key | ~some).mT, scale=1.0)[..., :width]
     return out.masked_fill(~some, 0.0)
 
 

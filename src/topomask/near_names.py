@@ -20,7 +20,7 @@ def nearest(name: str, known: Iterable[str], cutoff: float = 0.4) -> str | None:
 
 
 def did_you_mean(name: str, known: Iterable[str], quote: Callable[[str], str] = repr) -> str:
-    """A question with the nearest name, to follow a sentence; nothing where none is near.
+    """A question with the nearest name, to follow a sentence; nothing where none is near, or it is one of them.
 
     Args:
         name: The name that was given.
@@ -31,5 +31,6 @@ def did_you_mean(name: str, known: Iterable[str], quote: Callable[[str], str] = 
         >>> did_you_mean("digit", ["digits", "mnist"])
         " Did you mean 'digits'?"
     """
-    close = nearest(name, known)
+    known = list(known)
+    close = None if name in known else nearest(name, known)
     return "" if close is None else f" Did you mean {quote(close)}?"

@@ -110,6 +110,9 @@ def test_sets_come_from_pyg():
 def test_parts_of_a_set_as_pyg_has_them():
     found = make(6)
     mask = torch.tensor([False, False, True, False, True, False])
+    numpy = np.array([2, 4]), mask.numpy()
+    for part in (*(found[each] for each in numpy), *map(found.subset, numpy)):
+        assert part.graphs == (found.graphs[2], found.graphs[4])
     for part in (found[mask], found[[2, 4]], found[torch.tensor([2, 4])], found[2:5:2], found.subset(mask.tolist())):
         assert part.graphs == (found.graphs[2], found.graphs[4])
         assert part.labels.tolist() == found.labels[[2, 4]].tolist()
@@ -117,6 +120,9 @@ def test_parts_of_a_set_as_pyg_has_them():
     assert found[torch.tensor(3)][0] is found.graphs[3]
     with pytest.raises(ValueError, match=r"must have shape \(6,\), but has \(5,\)"):
         found[mask[1:]]
+    for wrong in ([0.7, 1.2], torch.tensor([[0, 1]])):
+        with pytest.raises(ValueError, match="`indices` must be integers, places of graphs"):
+            found.subset(wrong)
     with pytest.raises(ValueError, match="`indices` has no graphs"):
         found.batch([])
 
@@ -143,6 +149,12 @@ def test_quantities_are_standardised_like_those_of_another_set():
     expected = (torch.tensor([[100.0], [200.0], [4.0], [4.0]]) - 4) / 8**0.5
     torch.testing.assert_close(torch.cat(new.standardized(known).features), expected)
     torch.testing.assert_close(known.standardized(known).features, known.standardized().features)
+    # What was standardised before is brought to what it was: new graphs, and those that they are compared with.
+    for again in (
+        new.standardized().standardized(known),
+        new.standardized().subset([0, 1]).standardized(known[:].standardized()),
+    ):
+        torch.testing.assert_close(torch.cat(again.features), expected, rtol=1e-4, atol=1e-4)
     with pytest.raises(ValueError, match=r"`reference` must have the columns of x, but has 1 features, of which \[\]"):
         new.standardized(GraphSet("y", graphs, [torch.ones(2, 1)] * 2, labels, ("a",)))
 
@@ -155,6 +167,8 @@ def test_attributes_of_pyg_can_be_quantities_and_edges_directed():
         GraphSet.from_pyg("pairs", data)
     found = GraphSet.from_pyg("pairs", data, quantities=[1], directed=True)
     assert found.graphs[0].directed
+    with pytest.raises(ValueError, match=r"`quantities` must lie in \[0, 2\), the columns of `x`, but are \(2,\)"):
+        GraphSet.from_pyg("pairs", data, quantities=[2], degree="one-hot", directed=True)
     x = torch.cat(found.standardized([0, 1]).features)
     assert x[:, 0].tolist() == [1.0, 0.0] * 3
     # Of the first two graphs, the mean is 4 and the deviation the root of 8.

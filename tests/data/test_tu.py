@@ -69,7 +69,7 @@ def test_is_what_pyg_reads(tmp_path):
 
 def test_degrees_are_one_hot_up_to_a_cap_or_logarithms(tmp_path):
     folder = write(tmp_path, leave_out="node_labels")
-    with pytest.raises(ValueError, match="has attributes of nodes, but no labels: nodes would have no input"):
+    with pytest.warns(UserWarning, match="has attributes of nodes, but no labels: nodes have the constant 1"):
         tu_dataset(NAME, tmp_path)
     (folder / f"{NAME}_node_attributes.txt").unlink()
     assert torch.cat(tu_dataset(NAME, tmp_path).features).tolist() == [[1.0]] * 7
@@ -191,6 +191,14 @@ def test_empty_lines_at_the_end_are_no_lines(tmp_path, monkeypatch, end, chunk):
     found = tu_dataset(NAME, tmp_path, attributes=True)
     assert [graph.num_edges for graph in found.graphs] == [3, 1, 0]
     assert found.num_features == 5
+
+
+def test_names_that_are_near_are_offered(tmp_path):
+    with pytest.raises(MissingDataError, match=r"Did you mean 'PROTEINS'\?"):
+        tu_dataset("proteins", tmp_path)
+    with pytest.raises(MissingDataError) as missing:
+        tu_dataset("PROTEINS", tmp_path)
+    assert "Did you mean" not in str(missing.value)
 
 
 def test_a_known_set_without_its_node_labels_is_refused(tmp_path, monkeypatch):

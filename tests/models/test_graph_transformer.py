@@ -317,9 +317,6 @@ def test_inputs_and_configs_that_do_not_fit_are_named():
         make()(torch.ones(5, 3).double(), [tm.cycle_graph(5)])
     with pytest.raises(ValueError, match="`norm` is 'batch', which needs more than one node"):
         make(norm="batch")(torch.ones(1, 3).double(), tm.path_graph(1))
-    for readout in ("mean", "sum"):
-        with pytest.raises(ValueError, match="`norm` is 'batch', which needs more than one graph"):
-            make(norm="batch", readout=readout)(torch.ones(5, 3).double(), tm.cycle_graph(5))
     with pytest.raises(ValueError, match="`mask_options` must be GraphMaskOptions, but is a dict"):
         make(mask_options={"num_walks": 3})
     with pytest.raises(ValueError, match="`head_norm` is 'batch', which needs more than one graph"):

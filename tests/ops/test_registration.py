@@ -92,7 +92,9 @@ def test_fullgraph_compile_gives_the_same(name, attend):
             torch.testing.assert_close(compiled, eager, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("name", ["walk_asymmetric", "toeplitz_grid", "diffusion_normalized", "sum_learnt"])
+@pytest.mark.parametrize(
+    "name", ["walk_asymmetric", "toeplitz_grid", "diffusion_normalized", "sum_learnt", "same_graph"]
+)
 @pytest.mark.parametrize("attend", [tm.masked_attention, tm.masked_softmax_attention])
 def test_compiled_attention_takes_batches_of_any_size(name, attend):
     """The way is chosen by estimated times, which are symbols once a second size comes."""

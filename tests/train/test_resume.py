@@ -282,6 +282,10 @@ def test_a_run_that_stopped_early_goes_on_with_more_patience(tmp_path):
     weights = on.model.state_dict()
     assert all(torch.equal(weights[name], value) for name, value in never_stopped.model.state_dict().items())
     assert on.best == never_stopped.best
+    # With less it would have stopped before.
+    for less in (PATIENT, replace(PATIENT, patience=1)):
+        with pytest.raises(CheckpointError, match=f"train.patience=None is now {less.patience}"):
+            training.run(tmp_path / "b", less, resume=True)
 
 
 def test_a_run_that_stops_early_resumes_to_the_same_numbers(tmp_path):

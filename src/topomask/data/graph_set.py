@@ -78,6 +78,8 @@ class GraphSet(Dataset[tuple[Graph, Tensor, int]]):
         if any(not 0 <= column < width for column in quantities):
             raise ValueError(f"`quantities` must lie in [0, {width}), the columns, but are {tuple(quantities)}.")
         self.labels, self.classes, self.quantities = labels.long(), tuple(classes), tuple(quantities)
+        # What was taken from quantities, and what they were divided by, in float64.
+        self._scale: tuple[Tensor, Tensor] | None = None
 
     @classmethod
     def from_pyg(
@@ -130,6 +132,9 @@ class GraphSet(Dataset[tuple[Graph, Tensor, int]]):
         degrees = degree_features(graphs, degree, max_degree).split([graph.num_nodes for graph in graphs])
         given = [getattr(data, "x", None) for data in found]
         features = [y if x is None else torch.cat([x.float(), y], dim=1) for x, y in zip(given, degrees, strict=True)]
+        width = 0 if given[0] is None else given[0].shape[1]
+        if any(not 0 <= column < width for column in quantities):
+            raise ValueError(f"`quantities` must lie in [0, {width}), the columns of `x`, but are {tuple(quantities)}.")
         last = [features[0].shape[1] - 1] if degree == "log" else []
         return cls(name, graphs, features, labels, classes, [*quantities, *last]).standardized()
 
@@ -153,7 +158,7 @@ class GraphSet(Dataset[tuple[Graph, Tensor, int]]):
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
             return self.subset(range(len(self))[index])
-        if isinstance(index, Sequence) or (isinstance(index, Tensor) and index.ndim):
+        if getattr(index, "ndim", 0) or isinstance(index, Sequence):
             return self.subset(index)
         return self.graphs[index], self.features[index], int(self.labels[index])
 
@@ -161,14 +166,14 @@ class GraphSet(Dataset[tuple[Graph, Tensor, int]]):
         """The graphs at these places, in this order, or where a mask is true; they stay the same objects."""
         places = self._places(indices)
         graphs, features = [self.graphs[k] for k in places], [self.features[k] for k in places]
-        return GraphSet(self.name, graphs, features, self.labels[places], self.classes, self.quantities)
+        return self._like(graphs, features, self.labels[places], self._scale)
 
     def standardized(self, reference: Iterable[int] | GraphSet | None = None) -> GraphSet:
         """The same graphs, with columns that are quantities shifted and scaled to mean 0 and deviation 1.
 
         Args:
-            reference: The graphs whose nodes decide by how much, those of training: their places, or a set of them,
-                whose features are as they were before. Default: all.
+            reference: The graphs whose nodes decide by how much, those of training: their places, or a set of them.
+                Default: all. What was done so before, to these or those, is undone first.
         """
         if not self.quantities:
             return self
@@ -180,15 +185,27 @@ class GraphSet(Dataset[tuple[Graph, Tensor, int]]):
                 f"{list(other.quantities)} are quantities, where these have {self.num_features} and {columns}."
             )
         chosen = range(len(other)) if places is None else other._places(places)
-        known = torch.cat([other.features[k][:, columns] for k in chosen]).double()
+        known = torch.cat([other._quantities_of(k) for k in chosen])
         mean, deviation = known.mean(dim=0), known.std(dim=0, correction=0)
         # A column that is constant says nothing; its rounding errors should not, either.
         constant = deviation <= 1e-7 * mean.abs()
         deviation = torch.where(constant, 1.0, deviation)
         features = [x.clone() for x in self.features]
-        for x in features:
-            x[:, columns] = ((x[:, columns].double() - mean) / deviation).float()
-        return GraphSet(self.name, self.graphs, features, self.labels, self.classes, self.quantities)
+        for number, x in enumerate(features):
+            x[:, columns] = ((self._quantities_of(number) - mean) / deviation).to(x.dtype)
+        return self._like(self.graphs, features, self.labels, (mean, deviation))
+
+    def _quantities_of(self, number: int) -> Tensor:
+        """Quantities of the nodes of a graph as they were before they were standardised, float64."""
+        values = self.features[number][:, list(self.quantities)].double()
+        return values if self._scale is None else values * self._scale[1] + self._scale[0]
+
+    def _like(
+        self, graphs: Sequence[Graph], features: Sequence[Tensor], labels: Tensor, scale: tuple[Tensor, Tensor] | None
+    ) -> GraphSet:
+        made = GraphSet(self.name, graphs, features, labels, self.classes, self.quantities)
+        made._scale = scale
+        return made
 
     def batch(self, indices: Iterable[int]) -> GraphBatch:
         """Some graphs, side by side."""
@@ -201,11 +218,15 @@ class GraphSet(Dataset[tuple[Graph, Tensor, int]]):
 
     def _places(self, indices: Iterable[int]) -> list[int]:
         """Places of graphs; of a mask, those where it is true."""
-        given = torch.as_tensor(indices if isinstance(indices, Tensor) else list(indices))
+        given = torch.as_tensor(indices if hasattr(indices, "dtype") else list(indices))
         if given.dtype == torch.bool:
             if given.shape != (len(self),):
                 raise ValueError(f"A mask of {self.name} must have shape ({len(self)},), but has {tuple(given.shape)}.")
             return given.nonzero().flatten().tolist()
+        if given.ndim != 1 or (given.is_floating_point() and len(given)):
+            raise ValueError(
+                f"`indices` must be integers, places of graphs, but are {given.dtype} of shape {tuple(given.shape)}."
+            )
         return [int(index) for index in given.tolist()]
 
     def __repr__(self) -> str:

@@ -62,7 +62,7 @@ def motifs(name: str, split: str = "train", *, num_pairs: int | None = None, see
     base, anew, to a random graph with as many nodes and edges as the motif, class 0. That is drawn until no node of it
     is isolated: none of a motif is, so that one such node would tell the classes apart. The features of a node are the
     five largest degrees of its neighbours, with zeros where it has fewer; to train on, standardise them over the graphs
-    for training, :meth:`GraphSet.standardized`: networks whose layers have no norm hardly leave 50 % otherwise.
+    for training, :meth:`GraphSet.standardized`: with raw degrees networks may stay at 50 % for many epochs.
 
     The caveman motif is that of the authors: nine nodes in three triangles, of which nodes 2, 5 and 8 form a fourth.
 

@@ -26,7 +26,7 @@ Scaling = Literal["none", "binary", "row"]
 Metric = Literal["accuracy", "roc_auc"]
 _KEYS = ("x_data", "x_indices", "x_indptr", "x_shape", "y", "edges", "train_mask", "val_mask", "test_mask")
 _SPLITS = ("train", "val", "test")
-# Features of PyG that are kept sparse have a smaller part that is not 0.
+# Features that are kept sparse have a smaller part that is not 0.
 _SPARSE = 0.1
 _UNREADABLE: tuple[type[Exception], ...] = (*READ_ERRORS, ValueError, KeyError)
 
@@ -40,7 +40,7 @@ class NodeEntry:
         num_edges: Edges, each pair of nodes counted once.
         metric: What is reported of it.
         scaling: What is done to its features.
-        sparse: Whether features are kept sparse.
+        sparse: Whether features are kept sparse; none where nine in ten are 0.
         num_splits: Splits that it is published with.
         summary: What it is, in a few words.
     """
@@ -49,7 +49,7 @@ class NodeEntry:
     num_edges: int
     metric: Metric = "accuracy"
     scaling: Scaling = "none"
-    sparse: bool = True
+    sparse: bool | None = None
     num_splits: int = 1
     summary: str = ""
 
@@ -169,24 +169,24 @@ class NodeSet:
                 f"`x` of {name} must be dense, of shape [num_nodes, features], but has layout {data.x.layout} and "
                 f"shape {tuple(data.x.shape)}."
             )
-        labels = class_numbers(data.y, data.num_nodes, f"`y` of {name}")
+        labels = class_numbers(data.y, data.num_nodes, f"`y` of {name}").cpu()
         masks = {}
         for split in _SPLITS:
             mask = getattr(data, f"{split}_mask", None)
             if mask is None:
                 raise ValueError(f"{name} must have `{split}_mask`. Make one with PyG's RandomNodeSplit.")
-            masks[split] = mask[None] if mask.ndim == 1 else mask.mT if mask.ndim == 2 else mask
+            masks[split] = (mask[None] if mask.ndim == 1 else mask.mT if mask.ndim == 2 else mask).cpu()
         masks = _repeated(masks, labels)
         graph = Graph.from_pyg(data, directed=directed)
         given = data.x.detach().float().cpu()
         check_finite(given, f"`x` of {name}")
-        scaled = _scaled(sp.csr_array(given.numpy()), scaling)
-        rows = SparseRows.from_scipy(scaled)
-        x = rows if scaled.nnz < _SPARSE * given.numel() else rows.to_dense()
+        x = _features_of(_scaled(sp.csr_array(given.numpy()), scaling), sparse=None)
         return cls(name, graph, x, labels, _count_classes(labels, masks), masks, metric)
 
     def save(self, file: str | Path) -> None:
         """Write an npz file that :func:`node_set` and ``topomask train nodes`` read, features as they are here.
+
+        The metric is not kept: say it again where the set is read.
 
         Example:
             >>> from torch_geometric.datasets import WikiCS  # doctest: +SKIP
@@ -200,15 +200,15 @@ class NodeSet:
                 "room for."
             )
         ends = graph.to_edge_index()[0].numpy()
-        x = self.x.to_scipy() if isinstance(self.x, SparseRows) else sp.csr_array(self.x.numpy())
+        x = self.x.to_scipy() if isinstance(self.x, SparseRows) else sp.csr_array(self.x.detach().cpu().numpy())
         arrays = {
             "x_data": x.data,
             "x_indices": x.indices,
             "x_indptr": x.indptr,
             "x_shape": np.array(x.shape),
-            "y": self.labels.numpy(),
+            "y": self.labels.cpu().numpy(),
             "edges": ends[:, ends[0] <= ends[1]].T,
-            **{f"{split}_mask": self.masks[split].numpy() for split in _SPLITS},
+            **{f"{split}_mask": self.masks[split].cpu().numpy() for split in _SPLITS},
         }
 
         def write(path: Path) -> None:
@@ -289,9 +289,8 @@ def node_set(
             f"{labels.shape}. Get it again."
         )
     metric = check_metric(entry.metric if metric is None else metric)
-    rows = SparseRows.from_scipy(x)
     try:
-        inputs, classes = rows if entry.sparse else rows.to_dense(), torch.from_numpy(labels.astype(np.int64))
+        inputs, classes = _features_of(x, entry.sparse), torch.from_numpy(labels.astype(np.int64))
         for split in _SPLITS:
             if found[f"{split}_mask"].dtype != bool:
                 raise ValueError(f"{split}_mask must be bool, but is {found[f'{split}_mask'].dtype}.")
@@ -367,6 +366,13 @@ def _features(file: Path, found: dict[str, Array], scaling: Scaling) -> Any:
         node = int(x.tocoo().coords[0][~np.isfinite(x.data)][0])
         raise ValueError(f"The features in {file} must be finite, but those of node {node} are not. Mend them.")
     return _scaled(x, scaling)
+
+
+def _features_of(x: Any, sparse: bool | None) -> Tensor | SparseRows:
+    """Features, a sparse matrix, as they are kept."""
+    if sparse is None:
+        sparse = x.count_nonzero() < _SPARSE * x.shape[0] * x.shape[1]
+    return SparseRows.from_scipy(x) if sparse else torch.from_numpy(x.toarray().astype(np.float32))
 
 
 def _scaled(x: Any, scaling: Scaling) -> Any:

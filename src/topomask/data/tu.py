@@ -304,9 +304,10 @@ def _inputs(
         parts.append(torch.from_numpy(values).float())
         is_quantity += [True] * values.shape[1]
     elif labels is None and not degrees.shape[1] and files.has("node_attributes"):
-        raise ValueError(
-            f"{files.name} in {files.where} has attributes of nodes, but no labels: nodes would have no input. Pass "
-            "attributes=True (data.attributes=true), or take degrees."
+        warnings.warn(
+            f"{files.name} in {files.where} has attributes of nodes, but no labels: nodes have the constant 1 as "
+            "input. To take attributes pass attributes=True (data.attributes=true); else, perhaps, degrees.",
+            stacklevel=3,
         )
     parts.append(degrees)
     is_quantity += [log] * degrees.shape[1]

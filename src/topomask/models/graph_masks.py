@@ -9,13 +9,14 @@ name                mask                                                        
 ``"power-series"``  a learnt power series of the adjacency matrix                                    sum of n^2
 ``"neighbor"``      edges and self-loops                                                             O(E)
 ``"shortest-path"`` a learnt weight per number of hops                                               sum of n^2
-``"degree"``        a learnt function of the degrees of query and key                                sum of n^2
+``"degree"``        a learnt function of the degrees of query and key                                N^2
 ``"all"``           all nodes of the same graph: no mask, to compare with                            sum of n^2
 ``"none"``          nothing: without attention; and without a local branch, without the graph        none
 =================== ================================================================================ ================
 
 N is the number of nodes of all graphs of a batch, n that of one graph: pairs of two graphs are not formed, unless
-softmax attention with ``"diffusion"`` or ``"power-series"`` has more than 2^26 entries, or one graph has nearly all.
+softmax attention with ``"diffusion"`` or ``"power-series"`` has more than 2^26 entries, or one graph has nearly all; or
+with ``"degree"``.
 Linear attention takes O(N) with ``"walk"``, ``"visit"``, ``"neighbor"``, ``"degree"`` and ``"all"``, and O(K E) with
 ``"diffusion"`` and ``"power-series"``; softmax attention goes over pairs, and keeps none of them with ``"all"`` on one
 graph. Trees and forests have :class:`topomask.ForestMask`, passed as ``mask=lambda graph, heads: ForestMask(...)``.

@@ -48,7 +48,8 @@ class GraphTransformer(nn.Module):
         local: A sum over neighbours beside attention: ``"none"``, ``"gcn"`` or ``"sum"``, see
             :class:`topomask.nn.GraphConvolution`.
         readout: ``"node"`` to classify nodes, or ``"mean"``, ``"sum"`` or ``"attention"`` over the nodes of a graph.
-        norm: ``"layer"``, ``"batch"`` or ``"none"``.
+        norm: ``"layer"``, ``"batch"`` or ``"none"``. ``"batch"`` is over the nodes of all graphs: where a batch is one
+            graph, a mean or sum over its nodes tells nothing while the model trains.
         dropout: Probability to drop a number of what a branch adds, and of what the head sees.
         input_dropout: Probability to drop an input feature.
         attention_dropout: Probability to drop a pair; linear attention then goes over pairs.
@@ -139,9 +140,6 @@ class GraphTransformer(nn.Module):
         check_features(x, graph, self.in_features)
         if self.training:
             _check_statistics("norm", self.norm, graph.num_nodes, "node", "Take larger batches, or norm='layer'.")
-            if self.readout.kind in ("mean", "sum"):
-                # Over all nodes of a batch what is normed has mean 0, whatever the input.
-                _check_statistics("norm", self.norm, graph.num_graphs, "graph", f"{_LEAVE_OUT} Or take norm='layer'.")
             _check_statistics("head_norm", self.head_norm, graph.num_graphs, "graph", _LEAVE_OUT)
         tokens = apply_linear(self.embedding, drop_features(x, self.input_dropout, self.training))
         for block in self.blocks:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any, NamedTuple, Self
+from weakref import ReferenceType, WeakKeyDictionary, ref
 
 import torch
 from torch import Tensor
@@ -85,8 +86,7 @@ class MaskedGPSConv(_GPSConv):  # type: ignore[misc]
         super().__init__(channels, conv, heads, dropout, **options)
         self.attn = MaskedAttention(channels, heads, mask, kind=kind, **(attn_kwargs or {}))
         self.attn_type = f"masked {kind}"
-        # One for all layers that share a mask: they share its walks, too.
-        self._views: MaskViews = mask.__dict__.setdefault("_views_of_layers", MaskViews())
+        self._views = _views_of(mask)
 
     def reset_parameters(self) -> None:
         """Draw all weights anew; the mask keeps its own."""
@@ -146,6 +146,20 @@ class MaskedGPSConv(_GPSConv):  # type: ignore[misc]
         # Views are of masks as they were, on the device they were on.
         self._views.clear()
         return super()._apply(fn, recurse)
+
+
+# Views hold their mask, so that a mask must not hold them: layers do.
+_VIEWS: WeakKeyDictionary[Mask, ReferenceType[MaskViews]] = WeakKeyDictionary()
+
+
+def _views_of(mask: Mask) -> MaskViews:
+    """One for all layers that share a mask: they share its walks, too."""
+    kept = _VIEWS.get(mask)
+    views = None if kept is None else kept()
+    if views is None:
+        views = MaskViews()
+        _VIEWS[mask] = ref(views)
+    return views
 
 
 class _Batch:

@@ -108,7 +108,8 @@ class TrainConfig:
         return length * (_DEFAULT_EPOCHS if self.epochs is None else self.epochs)
 
 
-# Fields of TrainConfig that a resumed run may change: the numbers do not depend on them, apart from rounding.
+# Fields of TrainConfig that numbers do not depend on, apart from rounding: a resumed run may change them. (It may also
+# have more patience.)
 FREE_FIELDS = ("checkpoint_every", "device", "keep", "progress", "tensorboard")
 
 

@@ -117,8 +117,12 @@ class RunFolder:
     def _check_config(self, checkpoint: Checkpoint) -> None:
         """A CheckpointError where the config has changed in a way that changes the numbers."""
         before, now = _flat(checkpoint.info["config"]), _flat(self.record)
-        # Nor does it matter where data lives. Patience says when to stop, and changes no number before that.
-        free = {"data.root", "data.download", "train.patience", *(f"train.{name}" for name in FREE_FIELDS)}
+        # Nor does it matter where data lives.
+        free = {"data.root", "data.download", *(f"train.{name}" for name in FREE_FIELDS)}
+        patience, more = before.get("train.patience"), now.get("train.patience")
+        if more is None or (patience is not None and more >= patience):
+            # With more patience it would have come here, too.
+            free.add("train.patience")
         changed = [name for name in {**before, **now} if name not in free and before.get(name) != now.get(name)]
         if changed:
             listed = ", ".join(f"{name}={before.get(name)} is now {now.get(name)}" for name in changed)

@@ -27,9 +27,9 @@ OVERLAP = (
 )
 # Fields that runs of one row differ in.
 _REPEATED = ("train.seed", "data.fold", "data.split")
-# Fields that numbers do not depend on, by group.
 # What there are only so many of.
 FIXED_REPEATS = ("folds", "splits")
+# Fields that numbers do not depend on, by group.
 FREE: dict[str, tuple[str, ...]] = {"data": ("root", "download"), "train": FREE_FIELDS}
 
 
