@@ -189,9 +189,13 @@ class NodeSet:
         The metric is not kept: say it again where the set is read.
 
         Example:
-            >>> from torch_geometric.datasets import WikiCS  # doctest: +SKIP
-            >>> found = NodeSet.from_pyg("wiki-cs", WikiCS("wiki")[0])  # doctest: +SKIP
-            >>> found.save(data_root() / "node" / "wiki-cs.npz")  # doctest: +SKIP
+            >>> import tempfile, topomask as tm
+            >>> masks = {split: torch.arange(3)[None] == k for k, split in enumerate(("train", "val", "test"))}
+            >>> found = NodeSet("mine", tm.path_graph(3), torch.ones(3, 2), torch.tensor([0, 1, 1]), 2, masks)
+            >>> with tempfile.TemporaryDirectory() as root:
+            ...     found.save(Path(root) / "node" / "mine.npz")
+            ...     node_set("mine", root)
+            NodeSet('mine', 3 nodes, 2 edges, 2 features, 2 classes, 1 splits)
         """
         graph = self.graph
         if graph.directed or graph.num_graphs > 1 or (graph.weights != 1).any():
