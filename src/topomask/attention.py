@@ -17,7 +17,7 @@ from topomask.masks.base import Normalizer
 from topomask.ops.dense_attention import dense_attention
 from topomask.ops.pair_attention import reference as pairs
 from topomask.ops.quotient import divide
-from topomask.planning import Plan, Strategy, plan_attention
+from topomask.planning import Plan, Strategy, is_plain, plan_attention
 
 
 class _Linear(NamedTuple):
@@ -155,7 +155,7 @@ def masked_softmax_attention(
         scaled = inputs.q * (1.0 / math.sqrt(q.shape[-1]) if scale is None else scale)
         plan = _plan(inputs, mask, q.shape[-1], strategy, "softmax", dropout_p)
         inputs = inputs._replace(q=scaled)
-        if strategy == "auto" and mask.hides_nothing and dropout_p == 0:
+        if is_plain(mask, strategy, dropout_p > 0):
             return restore(_plain_softmax(inputs), q)
         attend = _softmax_pairs if plan.strategy == "pairs" else _softmax_dense
         return restore(attend(inputs, mask, normalizer, dropout_p), q)
@@ -304,7 +304,10 @@ def _plain_softmax(inputs: Tokens) -> Tensor:
     q, k, v, is_key = inputs
     width = v.shape[-1]
     short = width - q.shape[-1]
-    q, k, v = F.pad(q, (0, max(short, 0))), F.pad(k, (0, max(short, 0))), F.pad(v, (0, max(-short, 0)))
+    if short > 0:
+        q, k = F.pad(q, (0, short)), F.pad(k, (0, short))
+    elif short < 0:
+        v = F.pad(v, (0, -short))
     if is_key is None:
         return F.scaled_dot_product_attention(q, k, v, scale=1.0)[..., :width]
     # Where all is padding, queries may look at it, as long as nothing comes of it.

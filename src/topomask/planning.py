@@ -81,7 +81,7 @@ def plan_attention(
             raise ValueError(f"`strategy` is {strategy!r}, but {closed[strategy]}.")
         return Plan(strategy, "asked for", seconds, flops)
     open_ways = {name: time for name, time in seconds.items() if name not in closed}
-    if kernel == "softmax" and mask.hides_nothing and not dropout:
+    if kernel == "softmax" and is_plain(mask, strategy, dropout):
         reason = "nothing is hidden: plain attention, whose weights are not kept"
         return Plan("dense", reason, {"dense": open_ways["dense"]}, {"dense": flops["dense"]})
     entries = times * mask.num_heads * mask.num_queries * mask.num_keys
@@ -104,6 +104,11 @@ def plan_attention(
     if len(open_ways) > 1 and closed:
         reason += f" ({others})"
     return Plan(best, reason, open_ways, {name: flops[name] for name in open_ways})  # type: ignore[arg-type]
+
+
+def is_plain(mask: Mask, strategy: Strategy, dropout: bool) -> bool:
+    """Whether softmax attention is that without a mask: nothing is hidden or dropped, and no way was asked for."""
+    return strategy == "auto" and mask.hides_nothing and not dropout
 
 
 def _closed(mask: Mask, kernel: Kernel, dropout: bool) -> dict[str, str]:

@@ -162,7 +162,7 @@ class GraphSet(Dataset[tuple[Graph, Tensor, int]]):
             return self.subset(index)
         return self.graphs[index], self.features[index], int(self.labels[index])
 
-    def subset(self, indices: Iterable[int]) -> GraphSet:
+    def subset(self, indices: Iterable[int] | Tensor) -> GraphSet:
         """The graphs at these places, in this order, or where a mask is true; they stay the same objects."""
         places = self._places(indices)
         graphs, features = [self.graphs[k] for k in places], [self.features[k] for k in places]
@@ -207,7 +207,7 @@ class GraphSet(Dataset[tuple[Graph, Tensor, int]]):
         made._scale = scale
         return made
 
-    def batch(self, indices: Iterable[int]) -> GraphBatch:
+    def batch(self, indices: Iterable[int] | Tensor) -> GraphBatch:
         """Some graphs, side by side."""
         places = self._places(indices)
         if not places:
@@ -216,7 +216,7 @@ class GraphSet(Dataset[tuple[Graph, Tensor, int]]):
         x = torch.cat([self.features[k] for k in places])
         return GraphBatch(x, self.labels[places], Graph.batch(parts), parts)
 
-    def _places(self, indices: Iterable[int]) -> list[int]:
+    def _places(self, indices: Iterable[int] | Tensor) -> list[int]:
         """Places of graphs; of a mask, those where it is true."""
         given = torch.as_tensor(indices if hasattr(indices, "dtype") else list(indices))
         if given.dtype == torch.bool:
@@ -306,7 +306,7 @@ class GraphBatches:
 
     def _batch(self, number: int, places: Tensor) -> GraphBatch:
         if self.shuffle:
-            return self.dataset.batch(places.tolist())
+            return self.dataset.batch(places)
         if number not in self._kept:
-            self._kept[number] = self.dataset.batch(places.tolist())
+            self._kept[number] = self.dataset.batch(places)
         return self._kept[number]
