@@ -4,7 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: install demo test lint bench clean
+# `make test` is what one runs while working; `make test-slow` has the rest: compiled masks, many seeds, whole runs.
+.PHONY: install demo test test-slow lint bench clean
 
 install: $(INSTALLED)
 
@@ -15,10 +16,13 @@ $(INSTALLED): pyproject.toml constraints.txt
 	touch $(INSTALLED)
 
 demo: install
-	$(BIN)/python -m topomask.recipes.demo
+	$(BIN)/python -m experiments.demo
 
 test: install
 	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+test-slow: install
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m slow
 
 lint: install
 	$(BIN)/ruff check .

@@ -39,7 +39,7 @@ def main(quick: bool = False) -> None:
         times["slow peers"] = _slow_peers(mask, q, k, v, repeats=3)
         print("slow peers: measured", flush=True)
     # Where gradients are asked for, entries are formed on the way at every call.
-    learnt = {"forward": lambda: tm.masked_attention(q, k, v, mask), "the entries alone": mask.entries}
+    learnt = {"forward": lambda: tm.masked_attention(q, k, v, mask), "the entries alone": lambda: mask.on().entries()}
     times["when f has changed"] = measure.interleave(learnt, repeats)
     equal = find_equal_error((16, 16) if quick else (32, 32))
     print(f"equal error: {equal}", flush=True)
@@ -49,7 +49,7 @@ def main(quick: bool = False) -> None:
     times["forward and backward, batch 1"] = _training([q, k, v], both, repeats)
     batch = [x.expand(8, -1, -1, -1).contiguous() for x in (q, k, v)]
     times["forward and backward, batch 8"] = _training(batch, {"symmetric": mask}, 3 if quick else 5)
-    _report(times, len(mask.entries().values), equal, quick)
+    _report(times, len(mask.on().entries().pattern.columns), equal, quick)
 
 
 def _forward(mask: tm.WalkMask, q: Tensor, k: Tensor, v: Tensor, repeats: int) -> Times:

@@ -16,8 +16,8 @@ from scipy.optimize import nnls
 
 import topomask as tm
 from benchmarks import measure, report
-from topomask import costs
-from topomask.planning import count_work
+from topomask.attention import costs
+from topomask.attention.plan import Kernel, Problem, count_work
 
 # Seconds per measurement.
 BUDGET = 0.05
@@ -47,24 +47,38 @@ def masks(quick: bool) -> Iterator[tuple[str, tm.WalkMask]]:
 def measurements(quick: bool) -> Iterator[tuple[str, dict[str, float], float]]:
     """Strategy, how often its terms count, and its seconds."""
     for name, mask in masks(quick):
-        print(f"  {name}, {mask.features}", flush=True)
+        print(f"  {name}, {mask.walks}", flush=True)
         for learnt in (False, True):
             mask.modulation.weight.requires_grad_(learnt)
             for width in (8, 64):
-                for kernel in ("linear", "softmax"):
-                    if kernel == "softmax" and width == 8:
-                        continue
-                    yield from _measure(mask, width, kernel)
+                yield from _measure(mask, width, "linear")
+                if width > 8:
+                    yield from _measure(mask, width, "softmax")
 
 
-def _measure(mask: tm.WalkMask, width: int, kernel: str) -> Iterator[tuple[str, dict[str, float], float]]:
-    q, k, v = torch.randn(3, 1, 1, mask.num_queries, width)
+def _measure(mask: tm.WalkMask, width: int, kernel: Kernel) -> Iterator[tuple[str, dict[str, float], float]]:
+    operator = mask.on()
+    q, k, v = torch.randn(3, 1, 1, operator.num_queries, width)
     attend = tm.masked_attention if kernel == "linear" else tm.masked_softmax_attention
-    for way, work in count_work(mask, width, width, 1, kernel).items():  # type: ignore[arg-type]
+    problem = Problem(
+        name=operator.name,
+        cost=operator.cost(),
+        is_all_ones=operator.is_all_ones,
+        num_heads=operator.num_heads,
+        num_queries=operator.num_queries,
+        num_keys=operator.num_keys,
+        num_features=width,
+        value_dim=width,
+        times=1,
+        strategy="auto",
+        kernel=kernel,
+        dropout=False,
+    )
+    for way, work in count_work(problem).items():
         if work.flops > 4e9:
             continue
         try:
-            tm.plan_attention(mask, width, width, strategy=way, kernel=kernel)  # type: ignore[arg-type]
+            tm.plan_attention(operator, width, width, strategy=way, kernel=kernel)  # type: ignore[arg-type]
         except ValueError:
             continue
         run = partial(attend, q, k, v, mask, strategy=way)  # type: ignore[arg-type]
@@ -75,7 +89,7 @@ def _measure(mask: tm.WalkMask, width: int, kernel: str) -> Iterator[tuple[str, 
 def fit(found: list[tuple[str, dict[str, float], float]]) -> dict[str, float]:
     """Constants in nanoseconds; a term that was never measured keeps its default."""
     constants = dict(costs.DEFAULTS)
-    for kind in ("features", "dense", "rows", "tiles"):
+    for kind in ("product", "dense", "rows", "tiles"):
         names = [term for term in costs.DEFAULTS if term.startswith(f"{kind}:")]
         rows = [(terms, seconds) for _, terms, seconds in found if f"{kind}: call" in terms]
         if not rows:

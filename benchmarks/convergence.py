@@ -12,8 +12,8 @@ import torch
 
 import topomask as tm
 from benchmarks import report
-from topomask import theory
-from topomask.recipes.estimates import convergence
+from experiments.estimates import convergence
+from topomask.walks import theory
 
 
 def main() -> None:

@@ -7,7 +7,7 @@ import torch
 
 import topomask as tm
 from benchmarks import report
-from topomask.recipes.estimates import mask_errors
+from experiments.estimates import mask_errors
 
 LENGTHS = torch.arange(11, dtype=torch.float64)
 KNN_F = torch.tensor([1.0, 0.7, 0.5, 0.3], dtype=torch.float64)

@@ -43,11 +43,11 @@ def measure_size(exponent: int) -> dict[str, object]:
 
 
 def _attend(mask: tm.Mask) -> Callable[[], object]:
-    q, k, v = torch.randn(3, 1, 1, mask.num_keys, WIDTH)
+    q, k, v = torch.randn(3, 1, 1, mask.on().num_keys, WIDTH)
 
     def run() -> None:
         with torch.no_grad():
-            tm.masked_attention(q, k, v, mask, strategy="features")
+            tm.masked_attention(q, k, v, mask, strategy="product")
 
     return run
 
@@ -95,11 +95,11 @@ def time_tables(exponent: int, dense_exponent: int) -> dict[str, measure.Ratio]:
         exact = tm.ForestMask(graphs.random_tree(small), table=_table(small))
         dense = exact.to_dense()[0]
         measure.check_same("table", (exact @ small_x[None])[0], dense @ small_x)
-        runs: dict[str, measure.Run] = {name: partial(mask.matmul, x) for name, mask in masks.items() if name != "path"}
+        runs: dict[str, measure.Run] = {name: partial(mask, x) for name, mask in masks.items() if name != "path"}
         runs["dense"] = partial(torch.matmul, dense, small_x)
         times = measure.interleave(runs, STEPS)
         # A path takes long: once will do.
-        times["path"] = [measure.seconds(partial(masks["path"].matmul, x))] * STEPS
+        times["path"] = [measure.seconds(partial(masks["path"], x))] * STEPS
     report.table(measure.TIME_HEADER, measure.time_rows(times))
     whole = [seconds * 4.0 ** (exponent - dense_exponent) for seconds in times["dense"]]
     return {name: measure.ratio(whole, times[name]) for name in masks}

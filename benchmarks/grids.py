@@ -27,7 +27,7 @@ def main(quick: bool = False) -> None:
     for side in (8, 16) if quick else SIDES:
         times[side] = time_side(side)
         print(f"{side} x {side}: {_shown(times[side])}", flush=True)
-    fft = {side: statistics.median(found["features"]) for side, found in times.items()}
+    fft = {side: statistics.median(found["product"]) for side, found in times.items()}
     dense = {side: statistics.median(found["dense"]) for side, found in times.items() if "dense" in found}
     largest = max(dense)
     whole = {side: dense.get(side, dense[largest] * (side / largest) ** 4) for side in times}
@@ -61,12 +61,12 @@ def time_side(side: int) -> dict[str, list[float]]:
     """Seconds of the ways on one grid, once their answers have been found to agree."""
     mask = tm.ToeplitzMask((side, side))
     q, k, v = torch.randn(3, 1, 1, side * side, WIDTH)
-    ways = ("features", "dense") if side <= LARGEST_DENSE else ("features",)
+    ways = ("product", "dense") if side <= LARGEST_DENSE else ("product",)
     runs = {way: lambda way=way: tm.masked_attention(q, k, v, mask, strategy=way) for way in ways}
     with torch.no_grad():
         answers = {way: run() for way, run in runs.items()}
         for way in ways[1:]:
-            measure.check_same(f"{side} x {side}, {way}", answers[way], answers["features"])
+            measure.check_same(f"{side} x {side}, {way}", answers[way], answers["product"])
         slowest = max(measure.seconds(run) for run in runs.values())
         return measure.interleave(runs, max(3, min(50, int(BUDGET / slowest))), warm_ups=0)
 

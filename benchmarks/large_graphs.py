@@ -22,7 +22,7 @@ peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 start, before = time.perf_counter(), peak()
 mask = tm.WalkMask(graph, num_walks=20, max_length=10, symmetric=symmetric, seed=0)
 sampled = time.perf_counter()
-sides = mask.features if isinstance(mask.features, tuple) else (mask.features,)
+sides = mask.walks if isinstance(mask.walks, tuple) else (mask.walks,)
 q, k, v = torch.randn(3, 1, 1, graph.num_nodes, 16)
 plan = tm.plan_attention(mask, 16, 16)
 with torch.no_grad():

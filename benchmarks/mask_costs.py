@@ -1,7 +1,7 @@
 """Every mask at sizes from 64 to 4,096 tokens: does "auto" take the fastest way, and does memory grow as promised?
 
 32 features, 32 values, one head, parameters fixed, forward, linear attention. Memory is the most that torch holds
-during a forward pass by the features of the mask, above its inputs, per token.
+during a forward pass by products with the mask, above its inputs, per token.
 """
 
 from __future__ import annotations
@@ -19,37 +19,36 @@ import topomask as tm
 from benchmarks import graphs, report
 from benchmarks.memory import peak_extra_bytes
 from benchmarks.strategies import WAYS, Case, run_case
+from topomask.masks.registry import ON_GRAPHS
+from topomask.recipes.named_graphs import load_graph
+from topomask.recipes.named_masks import build_mask
 
 WIDTH = 32
 SIDES = (8, 16, 32, 64)
 # Sides of the grids on which memory is compared.
 MEMORY_SIDES = (64, 128)
-# These form weights for all pairs, and say so: their memory is not measured.
-QUADRATIC = ("ShortestPathMask", "LearnedFeatureMask")
-
-MASKS: dict[str, Callable[[int], tm.Mask]] = {
-    "WalkMask": lambda side: tm.WalkMask(tm.grid_graph(side, side), seed=0),
-    "WalkMask, asymmetric": lambda side: tm.WalkMask(tm.grid_graph(side, side), symmetric=False, seed=0),
-    "VisitMask": lambda side: tm.VisitMask(tm.grid_graph(side, side), seed=0),
-    "PowerSeriesMask": lambda side: tm.PowerSeriesMask(tm.grid_graph(side, side), tm.series.heat(8)),
-    "DiffusionMask": lambda side: tm.DiffusionMask(tm.grid_graph(side, side)),
-    "ToeplitzMask": lambda side: tm.ToeplitzMask((side, side)),
-    "ToeplitzMask, causal": lambda side: tm.ToeplitzMask(side * side, causal=True),
-    "StochasticPositionMask": lambda side: tm.StochasticPositionMask(side * side, seed=0),
-    "HypercubeMask": lambda side: tm.HypercubeMask(int(np.log2(side * side))),
-    "ForestMask, exponential": lambda side: tm.ForestMask(graphs.random_tree(side * side)),
-    "ForestMask, table": lambda side: tm.ForestMask(graphs.random_tree(side * side), table=0.5 ** torch.arange(40)),
-    "DegreeMask": lambda side: tm.DegreeMask(tm.grid_graph(side, side)),
-    "NeighborMask": lambda side: tm.NeighborMask(tm.grid_graph(side, side)),
-    "ShortestPathMask": lambda side: tm.ShortestPathMask(tm.grid_graph(side, side)),
-    "LearnedFeatureMask": lambda side: tm.LearnedFeatureMask(side * side),
-    "LowRankMask": lambda side: tm.LowRankMask(torch.rand(side * side, 16)),
-    "SumMask": lambda side: tm.WalkMask(tm.grid_graph(side, side), seed=0) + tm.ToeplitzMask((side, side)),
-    "KroneckerMask": lambda side: tm.KroneckerMask(
+# Cases beside one of every mask on the graphs of the registry.
+OTHERS: dict[str, Callable[[int], tm.Mask]] = {
+    "walk, asymmetric": lambda side: tm.WalkMask(tm.grid_graph(side, side), symmetric=False, seed=0),
+    "toeplitz, causal": lambda side: tm.ToeplitzMask(side * side, causal=True),
+    "forest, table": lambda side: tm.ForestMask(graphs.random_tree(side * side), table=0.5 ** torch.arange(40)),
+    "low-rank": lambda side: tm.LowRankMask(torch.rand(side * side, 16)),
+    "sum": lambda side: tm.WalkMask(tm.grid_graph(side, side), seed=0) + tm.ToeplitzMask((side, side)),
+    "kronecker": lambda side: tm.KroneckerMask(
         tm.ToeplitzMask(side, causal=True), tm.WalkMask(tm.path_graph(side), seed=0)
     ),
-    "PrefixMask": lambda side: tm.PrefixMask(tm.ToeplitzMask((side, side))),
+    "prefix": lambda side: tm.PrefixMask(tm.ToeplitzMask((side, side))),
 }
+
+
+def _on_example(name: str, side: int) -> tm.Mask:
+    """A mask of the registry on a graph of its kind with about side x side nodes."""
+    size = {"grid": f"{side}x{side}", "hypercube": str(int(np.log2(side * side)))}
+    kind = ON_GRAPHS[name].example
+    return build_mask(name, load_graph(f"{kind}:{size.get(kind, side * side)}"), {})
+
+
+MASKS = {name: partial(_on_example, name) for name in ON_GRAPHS} | OTHERS
 
 
 def main(quick: bool = False) -> None:
@@ -94,24 +93,26 @@ def _report_times(cases: list[Case]) -> None:
             f"{1e3 * statistics.median(case.seconds[w]):.3g}" if w in case.seconds else "-" for w in WAYS["linear"]
         ]
         rows.append([case.walks, case.graph, *times, case.auto, str(case.ratio)])
-    report.table(["mask", "tokens", "pairs ms", "features", "dense", "auto", "auto / best"], rows)
+    report.table(["mask", "tokens", "pairs ms", "product", "dense", "auto", "auto / best"], rows)
 
 
 def _measure_memory(sides: tuple[int, int]) -> dict[str, list[float]]:
-    """Bytes per token of a forward pass by features, on a small and a large grid."""
+    """Bytes per token of a forward pass by products, on a small and a large grid."""
     found: dict[str, list[float]] = {}
     for name, make in MASKS.items():
-        if name in QUADRATIC:
+        # These form weights for all pairs, and say so.
+        if name in ON_GRAPHS and ON_GRAPHS[name].product == "O(N^2)":
             continue
         found[name] = []
         for side in sides:
             mask = make(side)
-            q, k, v = torch.randn(3, 1, 1, mask.num_keys, WIDTH)
+            num_tokens = mask.on().num_keys
+            q, k, v = torch.randn(3, 1, 1, num_tokens, WIDTH)
 
-            attend = partial(tm.masked_attention, q, k, v, mask, strategy="features")
+            attend = partial(tm.masked_attention, q, k, v, mask, strategy="product")
             with torch.no_grad():
                 attend()
-                found[name].append(peak_extra_bytes(attend) / mask.num_keys)
+                found[name].append(peak_extra_bytes(attend) / num_tokens)
     header = ["mask", *(f"KB per token, {side * side:,} tokens" for side in sides), "ratio"]
     rows = [[name, *(f"{x / 1e3:.3g}" for x in pair), f"{pair[1] / pair[0]:.3g}"] for name, pair in found.items()]
     report.table(header, rows)

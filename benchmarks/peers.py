@@ -62,9 +62,9 @@ def variant(integers: torch.dtype, chunk: int) -> str:
 
 def _sparse_features(mask: tm.WalkMask, integers: torch.dtype) -> tuple[Tensor, Tensor]:
     """Phi of the queries and the transposed Phi of the keys."""
-    assert isinstance(mask.features, tuple)
+    assert isinstance(mask.walks, tuple)
     matrices = []
-    for side, features in enumerate(mask.features):
+    for side, features in enumerate(mask.walks):
         values = features.values(mask.f().detach())
         size = (features.num_rows, features.num_columns)
         matrix = csr_array((values.numpy(), features.columns.numpy(), features.row_ptr.numpy()), shape=size)

@@ -21,7 +21,7 @@ from torch.nn import functional as F
 import topomask as tm
 from benchmarks import measure, peers, report
 from benchmarks.memory import held_bytes, peak_extra_bytes
-from topomask.recipes.flops import WIDTH, count_flops, make_mask
+from experiments.flops import WIDTH, count_flops, make_mask
 
 SOFTMAX, LINEAR, OURS = "softmax (SDPA)", "linear, unmasked", "linear, masked by walks"
 COLOURS = {SOFTMAX: "tab:orange", LINEAR: "tab:gray", OURS: "tab:blue"}

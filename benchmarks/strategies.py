@@ -30,9 +30,9 @@ HOPELESS, SLOW = 3.0, 0.5
 BUDGET = 1.0
 
 Kernel = Literal["linear", "softmax"]
-Way = Literal["pairs", "features", "dense"]
+Way = Literal["pairs", "product", "dense"]
 WAYS: dict[Kernel, tuple[Way, ...]] = {
-    "linear": ("pairs", "features", "dense"),
+    "linear": ("pairs", "product", "dense"),
     "softmax": ("pairs", "dense"),
 }
 
@@ -91,7 +91,7 @@ def _run_all(quick: bool) -> Iterator[Case]:
 
 def run_case(case: Case, mask: tm.Mask) -> Case:
     """Time the strategies of a case side by side, once their answers have been found to agree."""
-    q, k, v = torch.randn(3, 1, 1, mask.num_queries, case.width)
+    q, k, v = torch.randn(3, 1, 1, mask.on().num_queries, case.width)
     attend = tm.masked_attention if case.kernel == "linear" else tm.masked_softmax_attention
     with torch.no_grad():
         runs: dict[str, measure.Run] = {
@@ -119,7 +119,8 @@ def run_case(case: Case, mask: tm.Mask) -> Case:
 
 def _open_ways(case: Case, mask: tm.Mask) -> Iterator[Way]:
     """The strategies to time; why others are skipped is written down in the case."""
-    plan = partial(tm.plan_attention, mask, case.width, case.width, kernel=case.kernel)
+    operator = mask.on()
+    plan = partial(tm.plan_attention, operator, case.width, case.width, kernel=case.kernel)
     chosen = plan()
     case.auto, least = chosen.strategy, min(chosen.seconds.values())
     for way in WAYS[case.kernel]:
@@ -130,7 +131,7 @@ def _open_ways(case: Case, mask: tm.Mask) -> Iterator[Way]:
             continue
         if estimate > MOST_TIMES * least and estimate > MOST_SECONDS:
             case.skipped[way] = f"estimated at {estimate:.3g} s, {estimate / least:.0f} times {case.auto}"
-        elif way == "dense" and mask.num_queries * mask.num_keys > MOST_DENSE_ENTRIES:
+        elif way == "dense" and operator.num_queries * operator.num_keys > MOST_DENSE_ENTRIES:
             case.skipped[way] = "the weights would not fit"
         else:
             yield way
@@ -144,7 +145,7 @@ def _report(cases: list[Case], quick: bool) -> None:
             f"{1e3 * statistics.median(case.seconds[w]):.3g}" if w in case.seconds else "-" for w in WAYS["linear"]
         ]
         rows.append([case.graph, case.walks, str(case.width), case.kernel, *times, case.auto, str(case.ratio)])
-    report.table(["graph", "walks", "width", "kernel", "pairs ms", "features", "dense", "auto", "auto / best"], rows)
+    report.table(["graph", "walks", "width", "kernel", "pairs ms", "product", "dense", "auto", "auto / best"], rows)
     wrong = sum(case.auto != case.best for case in cases)
     bars = report.bars(
         [

@@ -45,10 +45,11 @@ def measure(graph: tm.Graph, kind: str, num_walks: int, f: torch.Tensor) -> dict
     for seed in SEEDS:
         mask = tm.WalkMask(graph, num_walks, len(modulation) - 1, f=modulation, symmetric=symmetric, seed=seed)
         error = float((mask.to_dense()[0].detach() - exact).norm() / exact.norm())
-        pairs = len(mask.pattern().columns)
-        refresh = mask.num_pairs_bound if symmetric else 0
+        operator = mask.on()
+        cost, pairs = operator.cost(), len(operator.entries().pattern.columns)
+        refresh = (cost.max_pairs or 0) if symmetric else 0
         over_pairs = 2 * pairs * 2 * WIDTH + 2 * refresh
-        over_features = 2 * WIDTH * WIDTH * mask.product_cost
+        over_features = 2 * WIDTH * WIDTH * cost.product
         found.append([error, pairs / graph.num_nodes, min(over_pairs, over_features) / graph.num_nodes])
     error, pairs, flops = np.mean(found, axis=0)
     return {"num_walks": num_walks, "error": error, "pairs": pairs, "flops": flops}

@@ -3,19 +3,28 @@
 Names are imported when they are first used, so that ``topomask --help`` need not wait for torch.
 """
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from topomask.masks.registry import MASKS
+from topomask.support.lazy_names import lazy_names
 
 if TYPE_CHECKING:
-    from topomask import data, feature_maps, models, nn, series, theory, train
-    from topomask.attention import masked_attention, masked_softmax_attention
-    from topomask.builders import cycle_graph, grid_graph, hypercube_graph, knn_graph, path_graph
-    from topomask.decay import ExponentialDecay
-    from topomask.graph import Graph
+    from topomask import data, models, nn, testing, train
+    from topomask.attention import (
+        Plan,
+        feature_maps,
+        linear_attention,
+        masked_attention,
+        masked_softmax_attention,
+        plan_attention,
+    )
+    from topomask.graph import Graph, cycle_graph, grid_graph, hypercube_graph, knn_graph, path_graph
     from topomask.masks import (
+        AllPairsMask,
         DegreeMask,
         DenseMask,
         DiffusionMask,
+        ExponentialDecay,
         ForestMask,
         HypercubeMask,
         KroneckerMask,
@@ -23,10 +32,9 @@ if TYPE_CHECKING:
         LowRankMask,
         Mask,
         NeighborMask,
+        Operator,
         PowerSeriesMask,
         PrefixMask,
-        SameGraphMask,
-        SelectedMask,
         ShortestPathMask,
         StochasticPositionMask,
         SumMask,
@@ -34,14 +42,13 @@ if TYPE_CHECKING:
         VisitMask,
         WalkMask,
     )
-    from topomask.planning import Plan, plan_attention
-    from topomask.series import convolve, deconvolve
-    from topomask.unmasked_attention import linear_attention
-    from topomask.walks import WalkFeatures, random_walks, sample_features
+    from topomask.walks import WalkFeatures, random_walks, sample_features, series, theory
+    from topomask.walks.series import convolve, deconvolve
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "AllPairsMask",
     "DegreeMask",
     "DenseMask",
     "DiffusionMask",
@@ -54,11 +61,10 @@ __all__ = [
     "LowRankMask",
     "Mask",
     "NeighborMask",
+    "Operator",
     "Plan",
     "PowerSeriesMask",
     "PrefixMask",
-    "SameGraphMask",
-    "SelectedMask",
     "ShortestPathMask",
     "StochasticPositionMask",
     "SumMask",
@@ -84,57 +90,30 @@ __all__ = [
     "random_walks",
     "sample_features",
     "series",
+    "testing",
     "theory",
     "train",
 ]
 
-# Where every name lives; the modules themselves are names too.
-_HOMES = {
-    "attention": ("masked_attention", "masked_softmax_attention"),
-    "builders": ("cycle_graph", "grid_graph", "hypercube_graph", "knn_graph", "path_graph"),
-    "decay": ("ExponentialDecay",),
-    "graph": ("Graph",),
-    "masks": (
-        "DegreeMask",
-        "DenseMask",
-        "DiffusionMask",
-        "ForestMask",
-        "HypercubeMask",
-        "KroneckerMask",
-        "LearnedFeatureMask",
-        "LowRankMask",
-        "Mask",
-        "NeighborMask",
-        "PowerSeriesMask",
-        "PrefixMask",
-        "SameGraphMask",
-        "SelectedMask",
-        "ShortestPathMask",
-        "StochasticPositionMask",
-        "SumMask",
-        "ToeplitzMask",
-        "VisitMask",
-        "WalkMask",
-    ),
-    "planning": ("Plan", "plan_attention"),
-    "series": ("convolve", "deconvolve"),
-    "unmasked_attention": ("linear_attention",),
-    "walks": ("WalkFeatures", "random_walks", "sample_features"),
-}
-_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
-_MODULES = ("data", "feature_maps", "graph", "masks", "models", "nn", "planning", "series", "theory", "train", "walks")
-
-
-def __getattr__(name: str) -> Any:
-    if name in _MODULES:
-        return importlib.import_module(f"topomask.{name}")
-    if name not in _HOME_OF:
-        raise AttributeError(f"module 'topomask' has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"topomask.{_HOME_OF[name]}"), name)
-    # The next access finds it as a plain attribute.
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "attention": (
+            "Plan",
+            "feature_maps",
+            "linear_attention",
+            "masked_attention",
+            "masked_softmax_attention",
+            "plan_attention",
+        ),
+        "data": (),
+        "graph": ("Graph", "cycle_graph", "grid_graph", "hypercube_graph", "knn_graph", "path_graph"),
+        "masks": ("ExponentialDecay", "Mask", "Operator", *(entry.class_name for entry in MASKS.values())),
+        "models": (),
+        "nn": (),
+        "testing": (),
+        "topomask.walks.series": ("convolve", "deconvolve"),
+        "train": (),
+        "walks": ("WalkFeatures", "random_walks", "sample_features", "series", "theory"),
+    },
+)

@@ -17,4 +17,4 @@ def test_nothing_is_counted_twice():
 
 def test_a_mask_holds_at_least_its_walks():
     mask = tm.WalkMask(tm.grid_graph(5, 5), symmetric=False, seed=0)
-    assert held_bytes(mask) >= mask.features.num_bytes
+    assert held_bytes(mask) >= mask.walks.num_bytes

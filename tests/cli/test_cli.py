@@ -7,7 +7,7 @@ import pytest
 
 import topomask
 from topomask import cli
-from topomask.cli import bench
+from topomask.cli import checkout
 
 ROOT = Path(__file__).parents[2]
 
@@ -17,16 +17,13 @@ def run_python(code, folder=ROOT):
     return subprocess.run([sys.executable, "-c", code], cwd=folder, env=environment, capture_output=True, text=True)
 
 
-VERBS = ("train", "eval", "predict", "reproduce", "mask", "bench", "doctor", "list", "demo")
-
-
 def test_help_does_not_wait_for_torch():
     """Neither for anything else that is large: it answers in under half a second, most of which is Python's start."""
     code = f"""
 import sys, time
 start = time.process_time()
 from topomask.cli import main
-for arguments in [["--help"], *([verb, "--help"] for verb in {VERBS}), ["bench", "--list"], ["--version"]]:
+for arguments in [["--help"], *([verb, "--help"] for verb in {tuple(cli.VERBS)}), ["bench", "--list"], ["--version"]]:
     try:
         main(arguments)
     except SystemExit as stop:
@@ -37,7 +34,7 @@ print("seconds", time.process_time() - start)
 """
     done = run_python(code)
     assert done.returncode == 0, done.stderr
-    assert all(f"usage: topomask {verb}" in done.stdout for verb in VERBS)
+    assert all(f"usage: topomask {verb}" in done.stdout for verb in cli.VERBS)
     # Processor time of all the pages above, with room for a slow machine; importing torch alone takes longer.
     assert float(done.stdout.split()[-1]) < 0.5
 
@@ -59,7 +56,7 @@ def test_a_verb_is_needed(capsys):
 
 
 def test_the_demo_writes_where_it_is_told(monkeypatch, tmp_path):
-    from topomask.recipes import demo
+    from experiments import demo
 
     folders = []
     monkeypatch.setattr(demo, "main", folders.append)
@@ -81,8 +78,21 @@ def test_an_unknown_benchmark_is_named(monkeypatch):
         cli.main(["bench", "nonsense"])
 
 
-def test_without_a_checkout_the_message_says_what_to_do(monkeypatch, tmp_path):
+@pytest.mark.parametrize("arguments", [["bench"], ["demo"], ["reproduce", "fig3"], ["list", "studies"]])
+def test_without_a_checkout_the_message_says_what_to_do(without_checkout, arguments):
+    with pytest.raises(SystemExit, match=r"is not installed with it.*Change into a checkout"):
+        cli.main(arguments)
+
+
+def test_without_a_checkout_everything_else_is_listed(without_checkout, capsys):
+    cli.main(["list"])
+    listed = capsys.readouterr().out
+    assert "recipes:\n" in listed
+    assert "studies" not in listed
+
+
+@pytest.fixture
+def without_checkout(monkeypatch, tmp_path):
+    """As after `pip install topomask`."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(bench.topomask, "__file__", str(tmp_path / "lib" / "topomask" / "__init__.py"))
-    with pytest.raises(SystemExit, match="Change into a checkout"):
-        cli.main(["bench"])
+    monkeypatch.setattr(checkout.topomask, "__file__", str(tmp_path / "lib" / "topomask" / "__init__.py"))

@@ -3,7 +3,7 @@ import shutil
 
 import pytest
 
-from small_runs import SMALL
+from helpers.small_runs import SMALL
 from topomask.cli import main
 
 

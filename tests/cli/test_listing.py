@@ -1,16 +1,16 @@
 import pytest
 
+from experiments.reproduce.registry import GROUPS, STUDIES
 from topomask.cli import main
 from topomask.cli.listing import KINDS
 from topomask.data import ENTRIES, MOTIFS, NODE_SETS, TU_SETS
+from topomask.masks.registry import ON_GRAPHS
 from topomask.models.attention_variants import VARIANTS
 from topomask.recipes.named_graphs import BUILDERS
-from topomask.recipes.named_masks import MASKS
 from topomask.recipes.registry import RECIPES
-from topomask.recipes.reproduce.registry import GROUPS, STUDIES
 
 DATA = (*ENTRIES, *TU_SETS, *MOTIFS, *NODE_SETS)
-ALL = dict(zip(KINDS, (RECIPES, VARIANTS, DATA, MASKS, BUILDERS, (*STUDIES, *GROUPS)), strict=True))
+ALL = dict(zip(KINDS, (RECIPES, VARIANTS, DATA, ON_GRAPHS, BUILDERS, (*STUDIES, *GROUPS)), strict=True))
 
 
 def listed(capsys, *arguments):

@@ -4,8 +4,8 @@ from functools import partial
 import numpy as np
 import pytest
 
-from data_files import write_video
-from small_runs import SMALL, write_particles, write_picture
+from helpers.data_files import write_video
+from helpers.small_runs import SMALL, write_particles, write_picture
 from topomask.cli import main
 from topomask.data import motifs
 from topomask.recipes import graphs

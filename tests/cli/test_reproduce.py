@@ -3,10 +3,10 @@ import json
 import pytest
 import torch
 
-from small_runs import SMALL
+from experiments.reproduce import computed
+from experiments.reproduce.registry import GROUPS, STUDIES
+from helpers.small_runs import SMALL
 from topomask.cli import main
-from topomask.recipes.reproduce import computed
-from topomask.recipes.reproduce.registry import GROUPS, STUDIES
 
 
 def folders(tmp_path):

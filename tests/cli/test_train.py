@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from data_files import write_pictures, write_video
-from small_runs import MODEL, SMALL, write_particles, write_picture
+from helpers.data_files import write_pictures, write_video
+from helpers.small_runs import MODEL, SMALL, write_particles, write_picture
 from topomask.cli import main
 from topomask.train import read_checkpoint, read_metrics
 
@@ -119,7 +119,7 @@ def test_own_pictures_are_trained_on(tmp_path, capsys):
         (["data.name=particles", "data.limit=none"], "has no classes"),
         (["data.name=moving-digits", "data.limit=none", "data.num_videos=2", "data.size=16"], "Take a recipe for vid"),
         (["data.name=image-folder", "data.limit=none"], "needs the option 'path'. Pass path=... (on the command line"),
-        (["data.size=16"], "`data.size` says nothing to the data set 'digits', which takes limit, val_fraction."),
+        (["data.size=16"], "data set 'digits' has no option `size`. It takes: limit, val_fraction."),
         (["data.limit=0"], "`limit` must lie between 1 and"),
         (["data.batch_size=0"], "`batch_size` must be at least 1"),
         (["train.device=gpu"], "`device` must be a device of torch, such as 'cpu' or 'cuda', but is 'gpu'"),

@@ -15,11 +15,11 @@ def make(count: int = 10) -> GraphSet:
 
 def test_a_batch_is_its_graphs_side_by_side():
     found = make()
-    x, labels, graph, parts = found.batch([4, 0, 2])
+    x, labels, graph = found.batch([4, 0, 2])
     assert labels.tolist() == [1, 0, 2]
-    assert parts == (found.graphs[4], found.graphs[0], found.graphs[2])
+    assert graph.parts == (found.graphs[4], found.graphs[0], found.graphs[2])
     assert graph.num_graphs == 3
-    assert (graph.to_scipy() != tm.Graph.batch(parts).to_scipy()).nnz == 0
+    assert (graph.to_scipy() != tm.Graph.batch(graph.parts).to_scipy()).nnz == 0
     assert x[:, 0].tolist() == [4.0] * 5 + [0.0] + [2.0] * 3
     part = found.subset(torch.tensor([4, 2]))
     assert part.graphs == (found.graphs[4], found.graphs[2])
@@ -27,7 +27,7 @@ def test_a_batch_is_its_graphs_side_by_side():
 
 
 def sizes(batches: GraphBatches, epoch: int = 0, skip: int = 0) -> list[list[int]]:
-    return [[part.num_nodes for part in batch.parts] for batch in batches.epoch(epoch, skip)]
+    return [[part.num_nodes for part in batch.graph.parts] for batch in batches.epoch(epoch, skip)]
 
 
 def test_an_epoch_has_every_graph_once_in_an_order_of_its_own():
@@ -116,7 +116,7 @@ def test_parts_of_a_set_as_pyg_has_them():
     for part in (found[mask], found[[2, 4]], found[torch.tensor([2, 4])], found[2:5:2], found.subset(mask.tolist())):
         assert part.graphs == (found.graphs[2], found.graphs[4])
         assert part.labels.tolist() == found.labels[[2, 4]].tolist()
-    assert found.batch(mask).parts == (found.graphs[2], found.graphs[4])
+    assert found.batch(mask).graph.parts == (found.graphs[2], found.graphs[4])
     assert found[torch.tensor(3)][0] is found.graphs[3]
     with pytest.raises(ValueError, match=r"must have shape \(6,\), but has \(5,\)"):
         found[mask[1:]]

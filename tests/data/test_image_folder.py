@@ -5,7 +5,7 @@ import pytest
 import torch
 from PIL import Image
 
-from data_files import picture, write_pictures, zip_folder
+from helpers.data_files import picture, write_pictures, zip_folder
 from topomask.data import Batches, ImageFolder, InMemorySet, MissingDataError, UnsafeArchiveError, load, to_memory
 
 

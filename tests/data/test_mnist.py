@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from data_files import write_idx, write_mnist
+from helpers.data_files import write_idx, write_mnist
 from topomask.data import DownloadError, MissingDataError
 from topomask.data.idx import read_idx
 from topomask.data.mnist import fashion_mnist, mnist

@@ -5,7 +5,7 @@ import pytest
 import torch
 from PIL import Image
 
-from data_files import write_video
+from helpers.data_files import write_video
 from topomask.data import read_image, read_video
 from topomask.data.pictures import _cover, decode_image
 

@@ -4,7 +4,7 @@ import zipfile
 import pytest
 from PIL import Image
 
-from data_files import picture
+from helpers.data_files import picture
 from topomask.data import ImageFolder, InMemorySet, MissingDataError, tiny_imagenet
 from topomask.data.tiny_imagenet import make_subset, tiny_imagenet_50
 

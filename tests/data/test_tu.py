@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch_geometric.io import read_tu_data
 
-from data_files import zip_folder
+from helpers.data_files import zip_folder
 from topomask.data import MissingDataError, data_root, tu_dataset
 from topomask.data.tu import TU_SETS, TUEntry
 

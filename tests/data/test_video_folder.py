@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 import torch
 
-from data_files import write_video
+from helpers.data_files import write_video
 from topomask.data import Batches, MissingDataError, VideoFolder, load
 
 

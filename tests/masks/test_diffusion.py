@@ -16,8 +16,9 @@ from scipy import stats
 from scipy.sparse.linalg import expm_multiply
 
 import topomask as tm
-from registry import directed_graph, ragged_batch, ragged_graph, signed_graph, star_graph
+from helpers.graphs import directed_graph, ragged_batch, ragged_graph, signed_graph, star_graph
 from topomask.masks import graph_blocks
+from topomask.masks.diffusion import DiffusionOperator
 
 OPERATORS = ["laplacian", "normalized_laplacian", "negated_adjacency"]
 EXACT = {"rtol": 1e-11, "atol": 1e-11}
@@ -90,15 +91,15 @@ def test_tolerance_bounds_the_error(operator, tolerance):
         precise = tm.DiffusionMask(graph, operator, time).double()
         eye = torch.eye(144, dtype=torch.float64)[None]
         error = torch.linalg.matrix_norm(mask @ eye - precise @ eye, ord=2)
-        growth = math.exp(time * mask._operator.growth)
+        growth = math.exp(time * mask.on()._matrix.growth)
         assert error <= tolerance * growth
-        assert mask.num_terms[0] < tm.DiffusionMask(graph, operator, time, tolerance=1e-15).num_terms[0]
+        assert mask.on().num_terms[0] < tm.DiffusionMask(graph, operator, time, tolerance=1e-15).on().num_terms[0]
 
 
 def test_large_times_of_a_star_reach_the_limit():
     """Heat on a star of 1,000 leaves spreads evenly; a matrix exponential in float32 would not tell."""
     mask = tm.DiffusionMask(star_graph(1000), "laplacian", 50.0)
-    assert mask.num_terms[0] < 1000
+    assert mask.on().num_terms[0] < 1000
     out = mask @ torch.eye(1001)[:, :2][None]
     torch.testing.assert_close(out, torch.full_like(out, 1 / 1001), rtol=1e-3, atol=0)
 
@@ -134,12 +135,12 @@ def test_a_batch_is_as_exact_as_its_graphs(operator):
     x[:, 5:] *= 1e6
     alone = whole.on(small) @ x[:, :5]
     torch.testing.assert_close((whole @ x)[:, :5], alone, rtol=1e-4, atol=0)
-    noise = whole.product_noise(x)
+    noise = whole.on().product_noise(x)
     assert (noise[:, :5] < 1e-3 * alone).all()
     q, k, v = torch.rand(3, 1, 1, 7, 4)
     k[..., 5:, :] *= 1e5
-    together = tm.masked_attention(q, k, v, whole, strategy="features")
-    apart = tm.masked_attention(*(t[..., :5, :] for t in (q, k, v)), whole.on(small), strategy="features")
+    together = tm.masked_attention(q, k, v, whole, strategy="product")
+    apart = tm.masked_attention(*(t[..., :5, :] for t in (q, k, v)), whole.on(small), strategy="product")
     torch.testing.assert_close(together[..., :5, :], apart, rtol=1e-4, atol=1e-5)
 
 
@@ -151,7 +152,7 @@ def test_noise_bounds_the_error_of_products(operator, graph, tolerance):
         mask = tm.DiffusionMask(graph, operator, time, tolerance=tolerance)
         x = torch.rand(2, 1, graph.num_nodes, 40) + 0.1
         precise = tm.DiffusionMask(graph, operator, time).double() @ x.double()
-        noise = mask.product_noise(x)
+        noise = mask.on().product_noise(x)
         # Also for columns that are multiplied in other company, whose sums have another order.
         for found in (mask @ x, torch.cat([mask @ x[..., :3], mask @ x[..., 3:]], dim=-1)):
             assert ((found - precise).abs() <= noise).all()
@@ -170,7 +171,7 @@ def test_queries_that_attend_to_nothing_give_zero(operator):
         q, k, v = (t.requires_grad_() for t in torch.randn(3, 1, 1, 41, 8).unbind())
         padded = torch.arange(41)[None] >= 25
         found = {}
-        for strategy in ("features", "dense"):
+        for strategy in ("product", "dense"):
             out = tm.masked_attention(q, k, v, mask, strategy=strategy, feature_map="elu", key_padding_mask=padded)
             assert (out[..., 25:, :] == 0).all()
             assert (out[..., :25, :].abs().sum(-1) > 0).all()
@@ -186,7 +187,7 @@ def test_what_drowns_in_noise_is_nothing():
     mask = tm.DiffusionMask(tm.path_graph(60), "laplacian", 3.0)
     q, k, v = torch.rand(3, 1, 1, 60, 4) + 0.1
     padded = torch.arange(60)[None] > 0
-    out = tm.masked_attention(q, k, v, mask, strategy="features", key_padding_mask=padded)
+    out = tm.masked_attention(q, k, v, mask, strategy="product", key_padding_mask=padded)
     # One key: whoever sees it gets its value.
     near = out[0, 0, :8]
     torch.testing.assert_close(near, v[0, 0, :1].expand(8, -1), rtol=1e-2, atol=0)
@@ -206,7 +207,7 @@ def test_signed_graphs_have_a_magnitude_and_others_are_their_own():
         torch.testing.assert_close(
             mask.magnitude().to_dense(), tm.DiffusionMask(absolute, operator, 0.8).double().to_dense(), **EXACT
         )
-        plain = tm.DiffusionMask(ragged_graph(), operator, 0.8)
+        plain = tm.DiffusionMask(ragged_graph(), operator, 0.8).on()
         assert plain.magnitude() is plain
         assert (plain.to_dense() >= 0).all()
 
@@ -221,19 +222,23 @@ def test_signed_self_loops_count_as_they_should():
 
 def test_on_another_graph_and_copies():
     mask = tm.DiffusionMask(ragged_graph(), "laplacian", torch.tensor([0.5, 2.0]).double(), num_heads=2)
-    view = mask.on(tm.grid_graph(3, 3))
-    assert view.log_time is mask.log_time
-    torch.testing.assert_close(view.to_dense()[1], exact(tm.grid_graph(3, 3), "laplacian", 2.0), **EXACT)
+    dense = mask.on(tm.grid_graph(3, 3)).to_dense()
+    torch.testing.assert_close(dense[1], exact(tm.grid_graph(3, 3), "laplacian", 2.0), **EXACT)
+    assert torch.autograd.grad(dense[0].trace(), mask.log_time)[0].tolist()[0] < 0
+    free = tm.DiffusionMask(None, "laplacian", torch.tensor([0.5, 2.0]).double(), num_heads=2)
+    assert torch.equal(free.on(tm.grid_graph(3, 3)).to_dense(), dense)
+    with pytest.raises(ValueError, match="no graph of its own"):
+        free.by_walks()
     other = copy.deepcopy(mask)
     with torch.no_grad():
         other.log_time.add_(1.0)
     assert not torch.equal(other.to_dense(), mask.to_dense())
     assert set(mask.state_dict()) == {"log_time"}
-    with pytest.raises(ValueError, match="takes none"):
-        mask.on(tm.path_graph(3), features=tm.sample_features(tm.path_graph(3)))
+    with pytest.raises(ValueError, match="does not walk"):
+        mask.on(tm.path_graph(3), walks=tm.sample_features(tm.path_graph(3)))
     meta = copy.deepcopy(mask).to("meta")
     assert meta.log_time.is_meta
-    assert meta.product_cost > 0
+    assert meta.on().cost().product > 0
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -244,7 +249,7 @@ def test_half_precision_stays_finite_and_close(dtype):
     assert half.dtype == dtype
     torch.testing.assert_close(half.float(), (mask.float() @ x), rtol=0.03, atol=0.1)
     q, k, v = (100 * torch.randn(3, 1, 2, 36, 4)).to(dtype)
-    for strategy in ("features", "dense"):
+    for strategy in ("product", "dense"):
         assert tm.masked_attention(q, k, v, mask.to(dtype), strategy=strategy).isfinite().all()
 
 
@@ -254,7 +259,7 @@ def test_learning_finds_the_time():
     x = torch.randn(1, 36, 8, dtype=torch.float64)
     target = tm.DiffusionMask(graph, "laplacian", 3.0).double() @ x
     mask = tm.DiffusionMask(graph, "laplacian", 0.2).double()
-    first = mask.num_terms
+    first = mask.on().num_terms
     exactly = {"tolerance_grad": 1e-14, "tolerance_change": 1e-16}
     optimizer = torch.optim.LBFGS(mask.parameters(), max_iter=50, line_search_fn="strong_wolfe", **exactly)
 
@@ -266,7 +271,7 @@ def test_learning_finds_the_time():
 
     optimizer.step(loss)
     assert float(mask.time().detach()) == pytest.approx(3.0, rel=1e-4)
-    assert mask.num_terms > first
+    assert mask.on().num_terms > first
 
 
 def test_compiled_products_follow_the_time():
@@ -384,7 +389,7 @@ def test_default_length_of_walks_leaves_little_out(operator, symmetric):
     walks = mask.by_walks(1, seed=0, symmetric=symmetric)
     f = walks.f().detach()[0]
     alpha = tm.convolve(f) if symmetric else f
-    series = tm.PowerSeriesMask(walks.graph, alpha, normalization=walks._settings.normalization).to_dense()[0].detach()
+    series = tm.PowerSeriesMask(walks.graph, alpha, normalization=walks.recipe.normalization).to_dense()[0].detach()
     precise = mask.to_dense()[0].detach()
     error = torch.linalg.matrix_norm(series - precise, ord=2) / torch.linalg.matrix_norm(precise, ord=2)
     assert error < 1e-3
@@ -395,7 +400,7 @@ def test_walks_on_batches_and_signed_graphs():
     batch = ragged_batch()
     for operator in OPERATORS:
         walks = tm.DiffusionMask(batch, operator, 0.5).by_walks(3000, seed=0)
-        assert walks.num_graphs == batch.num_graphs
+        assert walks.graph.num_graphs == batch.num_graphs
         assert np.array_equal(walks.graph.ids, batch.ids)
         torch.testing.assert_close(
             walks.to_dense()[0].double(), exact(batch, operator, 0.5), rtol=0, atol=0.02, check_dtype=False
@@ -417,20 +422,20 @@ def test_blocks_of_a_batch_are_found_by_few_columns(monkeypatch, at_once):
     monkeypatch.setattr(graph_blocks, "_AT_ONCE", at_once)
     graphs = [tm.cycle_graph(3 + k % 5) for k in range(40)]
     mask = tm.DiffusionMask(tm.Graph.batch(graphs), num_heads=2)
-    monkeypatch.setattr(tm.DiffusionMask, "to_dense", None)
-    q = torch.randn(2, mask.num_queries, 4, requires_grad=True)
+    monkeypatch.setattr(DiffusionOperator, "to_dense", None)
+    q = torch.randn(2, mask.graph.num_nodes, 4, requires_grad=True)
     out = tm.masked_softmax_attention(q, q, q, mask)
     monkeypatch.undo()
-    assert mask.num_pairs_bound == 2 * sum(graph.num_nodes**2 for graph in graphs)
+    assert mask.on().cost().max_pairs == 2 * sum(graph.num_nodes**2 for graph in graphs)
     torch.testing.assert_close(out, tm.masked_softmax_attention(q, q, q, mask, strategy="dense"), rtol=1e-4, atol=1e-5)
     compiled = torch.compile(lambda q: tm.masked_softmax_attention(q, q, q, mask), fullgraph=True, backend="aot_eager")
     found = [torch.autograd.grad(x.square().sum(), [q, mask.log_time]) for x in (compiled(q), out)]
     for ours, theirs in zip(*found, strict=True):
         torch.testing.assert_close(ours, theirs)
-    assert len(mask._blocks._layout().parts) == (1 if at_once == 1 << 25 else 4)
+    assert len(mask.on()._blocks.counts) == (1 if at_once == 1 << 25 else 4)
     # One graph, or very large ones, stay dense.
-    assert mask.on(tm.cycle_graph(9)).num_pairs_bound is None
+    assert mask.on(tm.cycle_graph(9)).cost().max_pairs is None
     large = tm.Graph.batch([tm.path_graph(9000), *graphs])
-    assert mask.on(large).num_pairs_bound is None
+    assert mask.on(large).cost().max_pairs is None
     with pytest.raises(ValueError, match="no sparse entries"):
         mask.on(large).entries()

@@ -7,7 +7,7 @@ import scipy.sparse as sp
 import torch
 
 import topomask as tm
-from registry import small_forest, star_graph
+from helpers.graphs import small_forest, star_graph
 
 
 def random_tree(num_nodes: int, seed: int = 0) -> tm.Graph:
@@ -33,7 +33,8 @@ def test_one_term_has_an_offset_and_several_have_signs():
     with torch.no_grad():
         mask.offset.fill_(0.5)
     torch.testing.assert_close(mask.to_dense()[0, 0], torch.tensor([0.5, -0.5]).exp())
-    assert mask.magnitude() is mask
+    operator = mask.on()
+    assert operator.magnitude() is operator
     mask = tm.ForestMask(tm.path_graph(3), num_terms=2, rate=torch.tensor([0.5, 1.0]))
     with torch.no_grad():
         mask.coefficients.copy_(torch.tensor([[1.0, -2.0]]))
@@ -64,7 +65,7 @@ def test_spanning_forest_of_a_graph():
     assert mask.graph.weights.sum() / 2 == pytest.approx(expected.size(weight="weight"))
     batch = tm.Graph.batch([tm.cycle_graph(4), tm.path_graph(1), tm.grid_graph(2, 3)])
     mask = tm.ForestMask.from_graph(batch)
-    assert mask.num_graphs == 3
+    assert mask.on().num_graphs == 3
     assert mask.graph.num_edges == 3 + 0 + 5
     assert not mask.to_dense()[0, :4, 4:].any()
 
@@ -132,8 +133,8 @@ def test_queries_without_keys_get_nothing():
     q, k, v = (x.requires_grad_() for x in torch.randn(3, 1, 1, 3005, 4).unbind())
     padding = torch.zeros(1, 3005, dtype=torch.bool)
     padding[:, 3000:] = True
-    assert mask.product_noise(k) is not None
-    out = tm.masked_attention(q, k, v, mask, feature_map="elu", key_padding_mask=padding, strategy="features")
+    assert mask.on().product_noise(k) is not None
+    out = tm.masked_attention(q, k, v, mask, feature_map="elu", key_padding_mask=padding, strategy="product")
     assert not out[0, 0, 3000:].any()
     (grad,) = torch.autograd.grad(out.sum(), [q])
     assert not grad[0, 0, 3000:].any()
@@ -146,7 +147,7 @@ def test_noise_of_transforms_is_bounded():
     x[:, 17] = 1e5
     with torch.no_grad():
         error = (mask @ x).double() - mask.double() @ x.double()
-    noise = mask.float().product_noise(x)
+    noise = mask.float().on().product_noise(x)
     assert (error.abs() <= noise).all()
     # It is a bound and no more: within a factor of a thousand.
     assert float(error.abs().max() / noise.max()) > 1e-3
@@ -154,15 +155,45 @@ def test_noise_of_transforms_is_bounded():
 
 def test_moves_to_another_forest():
     mask = tm.ForestMask(tm.path_graph(4), table=torch.tensor([1.0, 0.5, 0.25]))
-    view = mask.on(random_tree(30))
-    assert view.table is mask.table
-    torch.testing.assert_close(view.to_dense(), tm.ForestMask(random_tree(30), table=mask.table.detach()).to_dense())
+    other = mask.on(random_tree(30))
+    torch.testing.assert_close(other.to_dense(), tm.ForestMask(random_tree(30), table=mask.table.detach()).to_dense())
+    (grad,) = torch.autograd.grad(other.to_dense().sum(), [mask.table])
+    assert (grad > 0).all(), "the parameters are the same"
+    bare = tm.ForestMask(table=mask.table.detach())
+    assert torch.equal(bare.on(random_tree(30)).to_dense(), other.to_dense())
+    with pytest.raises(ValueError, match="no graph of its own"):
+        bare.to_dense()
     with pytest.raises(ValueError, match="cycle"):
         mask.on(tm.cycle_graph(3))
+
+
+@pytest.mark.parametrize("options", [{"num_terms": 2}, {"table": 0.5 ** torch.arange(5)}])
+def test_built_on_no_device_and_loaded_later(options):
+    with torch.device("meta"):
+        mask = tm.ForestMask(
+            tm.path_graph(6), 2, **{k: v.to("meta") if k == "table" else v for k, v in options.items()}
+        )
+    assert all(parameter.is_meta for parameter in mask.parameters())
+    real = tm.ForestMask(tm.path_graph(6), 2, **options)
+    mask.to_empty(device="cpu").load_state_dict(real.state_dict())
+    assert torch.equal(mask.to_dense(), real.to_dense())
+    assert torch.equal(mask @ torch.ones(2, 6, 3), real @ torch.ones(2, 6, 3))
+
+
+@pytest.mark.parametrize("options", [{}, {"num_terms": 2}, {"table": 0.5 ** torch.arange(5)}])
+def test_half_precision_goes_through_float32(options):
+    mask = tm.ForestMask(tm.path_graph(70), **options)
+    x = torch.full((1, 70, 2), 1000.0)
+    expected = mask @ x
+    half = mask.half()
+    assert half.to_dense().dtype == torch.float32
+    out = half @ x.half()
+    assert out.dtype == torch.float16
+    torch.testing.assert_close(out.float(), expected, rtol=5e-3, atol=0.0)
 
 
 def test_compiles():
     q, k, v = torch.randn(3, 1, 2, 20, 4)
     for mask in (tm.ForestMask(random_tree(20), 2), tm.ForestMask(random_tree(20), 2, table=torch.rand(2, 9))):
-        run = torch.compile(lambda q, m=mask: tm.masked_attention(q, k, v, m, strategy="features"), fullgraph=True)
-        torch.testing.assert_close(run(q), tm.masked_attention(q, k, v, mask, strategy="features"))
+        run = torch.compile(lambda q, m=mask: tm.masked_attention(q, k, v, m, strategy="product"), fullgraph=True)
+        torch.testing.assert_close(run(q), tm.masked_attention(q, k, v, mask, strategy="product"))

@@ -10,7 +10,7 @@ def test_is_the_product_of_its_features():
     other = tm.LowRankMask(mask.features)
     torch.testing.assert_close(mask.to_dense(), other.to_dense())
     torch.testing.assert_close(mask.magnitude().to_dense(), other.magnitude().to_dense())
-    assert mask.dense_cost == 2 * 6 * 6 * 3
+    assert mask.on().cost().dense == 2 * 6 * 6 * 3
 
 
 def test_starts_almost_as_if_there_were_no_mask():

@@ -8,7 +8,7 @@ from torch_geometric.nn import GATConv, TransformerConv
 from torch_geometric.utils import add_self_loops
 
 import topomask as tm
-from registry import directed_graph, ragged_batch, ragged_graph, signed_graph, star_graph
+from helpers.graphs import directed_graph, ragged_batch, ragged_graph, signed_graph, star_graph
 
 
 @pytest.mark.parametrize("make", [ragged_graph, directed_graph, signed_graph, ragged_batch])
@@ -23,7 +23,8 @@ def test_is_the_adjacency_matrix_with_self_loops(make):
             expected = torch.from_numpy(entries + loops * self_loops)
             torch.testing.assert_close(mask.to_dense()[0], expected)
             torch.testing.assert_close(mask.magnitude().to_dense()[0], expected.abs())
-            assert (mask.magnitude() is mask) == (not (weighted and graph.signed))
+            operator = mask.on()
+            assert (operator.magnitude() is operator) == (not (weighted and graph.signed))
 
 
 def transformer_conv(conv: TransformerConv, x: torch.Tensor, mask: tm.Mask) -> torch.Tensor:
@@ -76,7 +77,7 @@ def test_has_the_support_of_pyg_gat_conv():
         assert torch.equal(tm.NeighborMask(graph).to_dense()[0] != 0, support)
 
 
-@pytest.mark.parametrize("strategy", ["pairs", "features", "dense"])
+@pytest.mark.parametrize("strategy", ["pairs", "product", "dense"])
 def test_a_node_without_neighbours_attends_to_itself_or_to_nothing(strategy):
     graph = ragged_graph()
     q, k, v = torch.rand(3, 1, 1, 11, 4)
@@ -92,7 +93,7 @@ def test_a_node_without_neighbours_attends_to_itself_or_to_nothing(strategy):
 def test_there_is_nothing_to_learn_or_save():
     mask = tm.NeighborMask(ragged_graph(), weighted=True)
     assert not mask.state_dict()
-    assert mask.refresh_cost == 0
+    assert mask.on().cost().refresh == 0
     assert mask.to_dense().dtype == torch.float32
     assert mask.half().to_dense().dtype == torch.float32
     double = copy.deepcopy(mask).double()
@@ -101,6 +102,11 @@ def test_there_is_nothing_to_learn_or_save():
     exact[3, 3] = double.to_dense()[0, 3, 3]
     assert torch.equal(double.to_dense()[0], exact), "weights are not rounded on the way through half precision"
     assert tm.NeighborMask(ragged_graph()).on(tm.path_graph(3)).to_dense().shape == (1, 3, 3)
+    assert tm.NeighborMask().on(tm.path_graph(3)).to_dense().shape == (1, 3, 3)
+    with pytest.raises(ValueError, match="NeighborMask does not walk"):
+        mask.on(tm.path_graph(3), walks=tm.sample_features(tm.path_graph(3)))
+    with pytest.raises(ValueError, match=r"must be a topomask\.Graph or None, but is a list"):
+        tm.NeighborMask([tm.path_graph(3)])
 
 
 def test_products_and_attention_take_the_precision_of_the_input():
@@ -115,8 +121,8 @@ def test_graphs_with_many_neighbours_are_taken_in_tiles():
     rng = np.random.default_rng(0)
     matrix = sp.csr_array(np.triu(rng.random((100, 100)) < 0.4, 1).astype(float))
     mask = tm.NeighborMask(tm.Graph.from_scipy(matrix + matrix.T))
-    assert mask.tile_work is not None
-    assert tm.NeighborMask(tm.grid_graph(10, 10)).tile_work is None
+    assert mask.on().cost().tiles is not None
+    assert tm.NeighborMask(tm.grid_graph(10, 10)).on().cost().tiles is None
     q, k, v = torch.randn(3, 2, 3, 100, 8)
     for attend in (tm.masked_attention, tm.masked_softmax_attention):
         out, expected = (attend(q, k, v, mask, strategy=s) for s in ("pairs", "dense"))
@@ -126,7 +132,8 @@ def test_graphs_with_many_neighbours_are_taken_in_tiles():
 def test_linear_in_the_number_of_edges():
     """A star of 2^17 leaves: one row of 131,073 entries, and 69 GB if it were dense."""
     mask = tm.NeighborMask(star_graph(2**17))
-    assert mask.num_pairs_bound == mask.product_cost == 3 * 2**17 + 1
+    cost = mask.on().cost()
+    assert cost.max_pairs == cost.pairs == cost.product == 3 * 2**17 + 1
     q, k, v = torch.randn(3, 1, 1, 2**17 + 1, 4)
     out = tm.masked_softmax_attention(q, k, v, mask)
     whole = torch.softmax(q[0, 0, :1] @ k[0, 0].mT / 2, dim=-1) @ v[0, 0]

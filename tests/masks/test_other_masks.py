@@ -4,7 +4,8 @@ import pytest
 import torch
 
 import topomask as tm
-from registry import ragged_batch, ragged_graph, walk_mask
+from helpers.graphs import ragged_batch, ragged_graph
+from helpers.mask_cases.walks import walk_mask
 
 
 def test_dense_parameters_are_learnt_and_tensors_are_kept():
@@ -23,6 +24,9 @@ def test_masks_without_a_graph_cannot_be_moved():
     for mask in (tm.DenseMask(torch.ones(3, 3)), tm.LowRankMask(torch.ones(3, 1))):
         with pytest.raises(ValueError, match="belongs to no graph"):
             mask.on(tm.path_graph(3))
+        with pytest.raises(ValueError, match=r"belongs to no graph.*with walks"):
+            mask.on(walks=tm.sample_features(tm.path_graph(3)))
+        assert mask.on().num_keys == 3
 
 
 def test_low_rank_of_one_factor_is_symmetric():
@@ -42,10 +46,10 @@ def test_low_rank_attention_is_the_same_a_few_columns_at_a_time(monkeypatch):
         out = tm.masked_attention(q, k, values, mask, strategy=strategy)
         return out, torch.autograd.grad(out.square().sum(), [u, v, q])
 
-    whole = attend("features")
+    whole = attend("product")
     # Two of the five columns at a time.
     monkeypatch.setattr("topomask.masks.low_rank.ELEMENTS_PER_CHUNK", 2 * q.numel())
-    for other in (attend("features"), attend("dense")):
+    for other in (attend("product"), attend("dense")):
         torch.testing.assert_close(other[0], whole[0])
         for ours, theirs in zip(other[1], whole[1], strict=True):
             torch.testing.assert_close(ours, theirs)
@@ -72,7 +76,7 @@ def test_prefix_sees_and_is_seen_by_all():
 
 def test_prefix_of_a_batch_stays_in_its_graph():
     mask = tm.PrefixMask(walk_mask(ragged_batch()), num_prefix=2)
-    groups = mask.key_groups
+    groups = mask.on().key_groups
     assert groups[:8].tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
     dense = mask.to_dense()[0]
     assert (dense[groups[:, None] != groups] == 0).all()
@@ -91,21 +95,31 @@ def test_prefix_adds_up_half_precision_in_float32(copies):
 
 def test_prefix_on_another_graph_shares_parameters():
     mask = tm.PrefixMask(walk_mask(ragged_graph()))
-    pattern = mask.pattern()
-    view = mask.on(tm.grid_graph(3, 3))
-    assert view.num_queries == 10
-    assert view.mask.modulation is mask.mask.modulation
-    assert view.pattern().shape == (10, 10)
-    assert mask.pattern() is pattern, "the layout is computed once"
+    pattern = mask.on().entries().pattern
+    operator = mask.on(tm.grid_graph(3, 3))
+    assert operator.num_queries == 10
+    assert operator.entries().pattern.shape == (10, 10)
+    (gradient,) = torch.autograd.grad(operator.to_dense().sum(), mask.mask.modulation.weight)
+    assert gradient.abs().sum() > 0
+    assert all(a is b for a, b in zip(mask.on().entries().pattern, pattern, strict=True)), "found once"
+    mask.graph = tm.grid_graph(3, 3)
+    assert mask.mask.graph is mask.graph
+    assert torch.equal(mask.to_dense(), operator.to_dense())
+    walks = mask.sample(ragged_graph())
+    assert torch.equal(mask.on(ragged_graph(), walks).to_dense(), tm.PrefixMask(walk_mask(ragged_graph())).to_dense())
+    assert tm.PrefixMask(tm.NeighborMask()).on(ragged_graph()).num_queries == 12
+    assert tm.PrefixMask(tm.NeighborMask()).sample(ragged_graph()) is None
 
 
 def test_prefix_refuses_what_makes_no_sense():
     with pytest.raises(ValueError, match="num_prefix"):
         tm.PrefixMask(walk_mask(ragged_graph()), num_prefix=0)
     with pytest.raises(ValueError, match="square"):
-        tm.PrefixMask(tm.DenseMask(torch.ones(2, 3)))
-    with pytest.raises(ValueError, match="then select"):
-        tm.PrefixMask(tm.DenseMask(torch.ones(3, 3)).select(torch.tensor([2, 1, 0]), None))
+        tm.PrefixMask(tm.DenseMask(torch.ones(2, 3))).on()
+    operator = tm.DenseMask(torch.ones(3, 3)).on()
+    for bad in (operator, operator.select(torch.tensor([2, 1, 0]), None)):
+        with pytest.raises(ValueError, match=r"is an operator, a mask on one graph\. Join the masks"):
+            tm.PrefixMask(bad)
 
 
 def test_dense_weights_are_kept_until_something_changes():
@@ -113,23 +127,24 @@ def test_dense_weights_are_kept_until_something_changes():
     walks = tm.WalkMask(tm.cycle_graph(6), f=torch.tensor([1.0, -0.5]), max_length=1, seed=0)
     for mask in (walks, tm.PrefixMask(walks)):
         with torch.no_grad():
-            kept, size = mask.dense_weights(), mask.magnitude().dense_weights()
-            assert mask.dense_weights() is kept
-            assert mask.magnitude().dense_weights() is size
+            kept, size = mask.on()._dense_weights(), mask.magnitude()._dense_weights()
+            assert mask.on()._dense_weights() is kept
+            assert mask.magnitude()._dense_weights() is size
             walks.modulation.weight.mul_(2.0)
-            torch.testing.assert_close(mask.dense_weights(), mask.to_dense())
+            assert not torch.equal(mask.on()._dense_weights(), kept)
+            torch.testing.assert_close(mask.on()._dense_weights(), mask.to_dense())
             walks.resample(walks.seed + 1)
-            torch.testing.assert_close(mask.dense_weights(), mask.to_dense())
+            torch.testing.assert_close(mask.on()._dense_weights(), mask.to_dense())
             walks.double()
-            assert mask.dense_weights().dtype == torch.float64
+            assert mask.on()._dense_weights().dtype == torch.float64
             walks.float()
-        assert mask.dense_weights().requires_grad
+        assert mask.on()._dense_weights().requires_grad
 
 
 def test_the_magnitude_of_a_learnt_matrix_is_learnt_behind_a_prefix():
     mask = tm.PrefixMask(tm.DenseMask(torch.nn.Parameter(-torch.ones(3, 3))))
-    assert mask.magnitude().dense_weights().requires_grad
+    assert mask.magnitude()._dense_weights().requires_grad
     with torch.no_grad():
-        assert mask.magnitude().dense_weights()[0, 1, 1] == 1
+        assert mask.magnitude()._dense_weights()[0, 1, 1] == 1
         mask.mask.matrix.mul_(2.0)
-        assert mask.magnitude().dense_weights()[0, 1, 1] == 2
+        assert mask.magnitude()._dense_weights()[0, 1, 1] == 2

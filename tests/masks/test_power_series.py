@@ -3,7 +3,8 @@ import torch
 from torch.autograd import gradcheck
 
 import topomask as tm
-from registry import directed_graph, ragged_graph, random_f, signed_graph
+from helpers.graphs import directed_graph, ragged_graph, signed_graph
+from helpers.mask_cases.walks import random_f
 from topomask.masks import graph_blocks, power_series
 
 
@@ -60,14 +61,43 @@ def test_given_tensors_keep_their_gradient_and_are_saved():
 
 def test_on_another_graph():
     mask = tm.PowerSeriesMask(ragged_graph(), random_f(2, 3))
-    view = mask.on(tm.cycle_graph(4))
-    assert view.coefficients is mask.coefficients
-    torch.testing.assert_close(view.to_dense(), tm.PowerSeriesMask(tm.cycle_graph(4), random_f(2, 3)).to_dense())
-    with pytest.raises(ValueError, match="takes none"):
-        mask.on(tm.cycle_graph(4), features=tm.sample_features(tm.cycle_graph(4)))
-    weighted = tm.PowerSeriesMask(tm.path_graph(2), torch.ones(2), edge_weights=torch.ones(2))
-    with pytest.raises(ValueError, match="edge_weights"):
-        weighted.on(tm.path_graph(3))
+    dense = mask.on(tm.cycle_graph(4)).to_dense()
+    torch.testing.assert_close(dense, tm.PowerSeriesMask(tm.cycle_graph(4), random_f(2, 3)).to_dense())
+    dense.sum().backward()
+    assert (mask.coefficients.grad > 0).all()
+    free = tm.PowerSeriesMask(None, random_f(2, 3))
+    torch.testing.assert_close(free.on(tm.cycle_graph(4)).to_dense(), dense)
+    with pytest.raises(ValueError, match="does not walk"):
+        mask.on(tm.cycle_graph(4), walks=tm.sample_features(tm.cycle_graph(4)))
+
+
+def test_edge_weights_belong_to_one_graph():
+    graph = tm.path_graph(2)
+    weighted = tm.PowerSeriesMask(graph, torch.ones(2), edge_weights=torch.ones(2))
+    assert torch.equal(weighted.on(graph).to_dense(), weighted.to_dense())
+    for other in (tm.path_graph(3), tm.path_graph(2)):
+        with pytest.raises(ValueError, match="`edge_weights` of its own graph"):
+            weighted.on(other)
+    with pytest.raises(ValueError, match="Pass the graph too"):
+        tm.PowerSeriesMask(None, torch.ones(2), edge_weights=torch.ones(2))
+    weighted.graph = tm.path_graph(3)
+    with pytest.raises(ValueError, match=r"shape \[4\]"):
+        weighted.on()
+
+
+def test_operators_follow_tensors_that_are_no_parameters():
+    """What is kept while nothing is learnt depends on given tensors too, and has their precision."""
+    graph, coefficients, weights = tm.path_graph(3), torch.ones(3).double(), torch.ones(4).double()
+    mask = tm.PowerSeriesMask(graph, coefficients.requires_grad_(), edge_weights=weights.requires_grad_())
+    with torch.no_grad():
+        for tensor in (coefficients, weights):
+            before, dense = mask.on(), mask.to_dense()
+            assert mask.on() is before
+            assert dense.dtype == torch.float64
+            tensor[0] *= 2.0
+            assert not torch.equal(mask.to_dense(), dense)
+            with pytest.raises(RuntimeError, match="snapshot"):
+                before @ torch.ones(1, 3, 1)
 
 
 def test_bad_arguments_are_named():
@@ -91,18 +121,36 @@ def test_kept_powers_give_what_products_give(monkeypatch, make):
     for limit in (1 << 22, 0):
         monkeypatch.setattr(power_series, "_MAX_KEPT_POWERS", limit)
         values = (mask.to_dense(), mask.magnitude().to_dense())
+        assert len(mask.on()._record.kept) == (2 if graph.signed else 1)
         found.append([*values, *(torch.autograd.grad(x.square().sum(), mask.coefficients)[0] for x in values)])
     for one, other in zip(*found, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-14)
-    assert mask.magnitude() is not mask
+    operator = mask.on()
+    assert operator.magnitude() is not operator
+
+
+def test_powers_are_found_once_while_coefficients_are_learnt(monkeypatch):
+    mask = tm.PowerSeriesMask(ragged_graph(), torch.tensor([[1.0, 0.5, 0.3]]))
+    first = mask.to_dense()
+    calls = []
+    monkeypatch.setattr(power_series, "multiply", lambda *args: calls.append(args))
+    with torch.no_grad():
+        mask.coefficients.mul_(2.0)
+    torch.testing.assert_close(mask.to_dense(), 2 * first)
+    # Another mask of the same kind shares them.
+    other = tm.PowerSeriesMask(mask.graph, torch.tensor([[1.0, 0.5, 0.3]]))
+    assert torch.equal(other.to_dense(), first)
+    assert not calls
 
 
 def test_a_series_without_negative_numbers_is_its_own_magnitude():
     mask = tm.PowerSeriesMask(ragged_graph(), torch.tensor([1.0, 0.5]))
-    assert mask.magnitude() is mask
+    operator = mask.on()
+    assert operator.magnitude() is operator
     with torch.no_grad():
         mask.coefficients[1] = -0.5
-    assert mask.magnitude() is not mask
+    operator = mask.on()
+    assert operator.magnitude() is not operator
 
 
 @pytest.mark.parametrize("at_once", [1 << 25, 2 * 16 * 200])
@@ -113,11 +161,11 @@ def test_blocks_of_a_batch_are_found_by_few_columns(monkeypatch, kept, at_once):
     monkeypatch.setattr(graph_blocks, "_AT_ONCE", at_once)
     graphs = [tm.cycle_graph(3 + k % 5) for k in range(40)]
     mask = tm.PowerSeriesMask(tm.Graph.batch(graphs), torch.tensor([[1.0, -0.5, 0.3], [0.2, 0.4, -0.1]]))
-    monkeypatch.setattr(tm.PowerSeriesMask, "to_dense", None)
-    q = torch.randn(2, mask.num_queries, 4, requires_grad=True)
+    monkeypatch.setattr(power_series.PowerSeriesOperator, "to_dense", None)
+    q = torch.randn(2, mask.graph.num_nodes, 4, requires_grad=True)
     out = tm.masked_softmax_attention(q, q, q, mask)
     monkeypatch.undo()
-    assert mask.num_pairs_bound == 2 * sum(graph.num_nodes**2 for graph in graphs)
+    assert mask.on().cost().max_pairs == 2 * sum(graph.num_nodes**2 for graph in graphs)
     dense = tm.masked_softmax_attention(q, q, q, mask, strategy="dense")
     torch.testing.assert_close(out, dense, rtol=1e-4, atol=1e-5)
     compiled = torch.compile(lambda q: tm.masked_softmax_attention(q, q, q, mask), fullgraph=True, backend="aot_eager")
@@ -125,7 +173,7 @@ def test_blocks_of_a_batch_are_found_by_few_columns(monkeypatch, kept, at_once):
     for others in found[1:]:
         for ours, theirs in zip(found[0], others, strict=True):
             torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
-    assert len(mask._blocks._layout().parts) == (1 if at_once == 1 << 25 else 4)
+    assert len(mask.on()._blocks.counts) == (1 if at_once == 1 << 25 else 4)
     # One graph, or very large ones, stay dense.
-    assert mask.on(tm.cycle_graph(9)).num_pairs_bound is None
-    assert mask.on(tm.Graph.batch([tm.path_graph(9000), *graphs])).num_pairs_bound is None
+    assert mask.on(tm.cycle_graph(9)).cost().max_pairs is None
+    assert mask.on(tm.Graph.batch([tm.path_graph(9000), *graphs])).cost().max_pairs is None

@@ -1,11 +1,15 @@
 """What is particular to some rows and columns of a mask; the laws cover the rest."""
 
+import gc
+import weakref
+
 import pytest
 import torch
 
 import topomask as tm
-from masks.noisy import NoisyMask
-from registry import ragged_graph, walk_mask
+from helpers.graphs import ragged_graph
+from helpers.mask_cases.walks import walk_mask
+from helpers.noisy import NoisyMask
 
 
 def steep_masks():
@@ -27,8 +31,8 @@ def test_entries_below_the_noise_of_products_are_kept(name):
     mask = steep_masks()[name]
     queries, keys = torch.tensor([0, 5, 5]), torch.arange(30, 64)
     dense = mask.to_dense()[:, queries][:, :, keys]
-    torch.testing.assert_close(mask.select(queries, keys).to_dense(), dense, rtol=1e-5, atol=0)
-    torch.testing.assert_close(mask.select(None, keys).to_dense(), mask.to_dense()[:, :, keys], rtol=1e-5, atol=0)
+    torch.testing.assert_close(mask.on().select(queries, keys).to_dense(), dense, rtol=1e-5, atol=0)
+    torch.testing.assert_close(mask.on().select(None, keys).to_dense(), mask.to_dense()[:, :, keys], rtol=1e-5, atol=0)
     # Keys that are not selected are as keys in the padding.
     q, k, v = torch.randn(3, 1, 1, 64, 4)
     padding = torch.ones(1, 64, dtype=torch.bool)
@@ -48,14 +52,35 @@ def test_noisy_masks_that_are_not_square(shape):
     mask = tm.KroneckerMask(tm.DenseMask(matrix), tm.DiffusionMask(ragged_graph()))
     queries, keys = torch.tensor([0, 7, 3]), torch.tensor([1, 2, 20, 20])
     dense = mask.to_dense()[:, queries][:, :, keys]
-    torch.testing.assert_close(mask.select(queries, keys).to_dense(), dense, rtol=1e-4, atol=1e-6)
-    noisy = NoisyMask(matrix).select(torch.tensor([0]), torch.tensor([1, 2]))
+    torch.testing.assert_close(mask.on().select(queries, keys).to_dense(), dense, rtol=1e-4, atol=1e-6)
+    noisy = NoisyMask(matrix).on().select(torch.tensor([0]), torch.tensor([1, 2]))
     assert noisy.to_dense().shape == (1, 1, 2)
 
 
 def test_a_selection_of_a_selection():
     mask = walk_mask(ragged_graph(), num_heads=2)
     rows, columns = torch.tensor([3, 0, 4, 3]), torch.tensor([1, 2, 4])
-    inner = mask.select(rows, columns)
+    inner = mask.on().select(rows, columns)
     again = inner.submatrix(torch.tensor([2, 0]), None)
     assert torch.equal(again, inner.to_dense()[:, [2, 0]])
+
+
+def test_nothing_of_a_selection_outlives_it():
+    """A mask at rest keeps its own operator, and no part of it."""
+    for mask in (walk_mask(ragged_graph()), tm.NeighborMask(ragged_graph()), tm.PrefixMask(walk_mask(ragged_graph()))):
+        with torch.no_grad():
+            operator = mask.on()
+            few = operator.select(torch.tensor([3, 0]), torch.tensor([1, 2, 2]))
+            few.to_dense(), few.magnitude().to_dense(), few.entries()
+            assert mask.on() is operator
+            gone = weakref.ref(few)
+            del few
+            gc.collect()
+            assert gone() is None
+
+
+def test_copies_of_nodes_count_as_often_as_they_are_selected():
+    operator = tm.NeighborMask(ragged_graph()).on()
+    few = operator.select(torch.tensor([3, 3, 3]), torch.tensor([2, 2, 9]))
+    assert len(few.entries().pattern.columns) == 9 <= few.cost().max_pairs
+    assert (operator.cost().refresh, few.cost().refresh > 0) == (0, True)

@@ -5,7 +5,9 @@ import pytest
 import torch
 
 import topomask as tm
-from registry import directed_graph, ragged_batch, ragged_graph, random_f, shortest_path_mask, signed_graph
+from helpers.graphs import directed_graph, ragged_batch, ragged_graph, signed_graph
+from helpers.mask_cases.neighbourhoods import shortest_path_mask
+from helpers.mask_cases.walks import random_f
 from topomask.masks import shortest_path
 from topomask.ops.pair_attention import estimate_tiles
 
@@ -71,7 +73,8 @@ def test_biases_are_added_to_the_scores_of_softmax_attention(make, dtype):
     graph = make()
     biases = (3 * random_f(2, 4)).to(dtype)
     mask = tm.ShortestPathMask(graph, 2, 4, initial=biases, bias=True)
-    assert mask.magnitude() is mask
+    operator = mask.on()
+    assert operator.magnitude() is operator
     q, k, v = (x.requires_grad_() for x in torch.randn(3, 2, 2, graph.num_nodes, 5, dtype=dtype).unbind())
     weight = torch.randn(2, 2, graph.num_nodes, 5, dtype=dtype)
     plain = biases.clone().requires_grad_()
@@ -102,7 +105,7 @@ def test_pairs_without_a_path():
     assert (mask.to_dense()[0][apart] == 0).all()
     learnt = shortest_path_mask(graph, 1, 3, unreachable=0.25)
     assert learnt.weight.shape == (1, 5)
-    dense, groups = learnt.to_dense()[0], learnt.key_groups
+    dense, groups = learnt.to_dense()[0], learnt.on().key_groups
     same = groups[:, None] == groups
     assert (dense[apart & same] == 0.25).all()
     assert (apart & same).any()
@@ -121,11 +124,11 @@ def test_distances_are_small_integers_found_once_per_graph(monkeypatch):
     monkeypatch.setattr(shortest_path, "dijkstra", lambda *a, **k: calls.append(1) or original(*a, **k))
     graph = tm.grid_graph(5, 5)
     masks = [tm.ShortestPathMask(graph, max_distance=m) for m in (2, 8, 300)]
-    masks.append(masks[0].on(graph))
+    masks[0].on(graph)
     assert len(calls) == 1
-    assert [m._buckets.dtype for m in masks] == [torch.uint8, torch.uint8, torch.int16, torch.uint8]
-    masks[1].half().double()
-    copy.deepcopy(masks[1])
+    assert [m._record(graph).buckets.dtype for m in masks] == [torch.uint8, torch.uint8, torch.int16]
+    masks[1].half().double().on()
+    copy.deepcopy(masks[1]).on()
     assert len(calls) == 1
     tm.ShortestPathMask(tm.Graph.batch([tm.path_graph(20)] * 100))
     assert len(calls) < 20, "small graphs go to SciPy together"
@@ -169,7 +172,8 @@ def test_a_batch_takes_the_squares_of_its_graphs():
     """1,000 molecules of 20 nodes: 400,000 pairs, where N x N would be 400 million."""
     batch = tm.Graph.batch([tm.cycle_graph(20)] * 1000)
     mask = tm.ShortestPathMask(batch, num_heads=2, bias=True)
-    assert mask.num_pairs_bound == mask.product_cost == 2 * 1000 * 400
+    cost = mask.on().cost()
+    assert cost.max_pairs == cost.product == 2 * 1000 * 400
     assert tm.plan_attention(mask, 16, 16, kernel="softmax").strategy == "pairs"
     q, k, v = torch.randn(3, 1, 2, 20_000, 4)
     out = tm.masked_softmax_attention(q, k, v, mask)
@@ -180,10 +184,11 @@ def test_a_batch_takes_the_squares_of_its_graphs():
 def test_the_work_in_tiles_is_counted():
     graphs = [tm.path_graph(n) for n in (30, 45, 70, 31)]
     mask = tm.ShortestPathMask(tm.Graph.batch(graphs), num_heads=2)
-    found = estimate_tiles(mask.pattern(), None)
-    assert mask.tile_work.keys == pytest.approx(found.keys + found.alone / 16, rel=0.25)
-    assert tm.ShortestPathMask(tm.Graph.batch([tm.path_graph(5)] * 3)).tile_work is None
-    assert tm.ShortestPathMask(tm.path_graph(50)).num_pairs_bound is None
+    # Heads share the pattern.
+    found = estimate_tiles(mask.on().entries().pattern, None)
+    assert mask.on().cost().tiles.keys == pytest.approx(2 * (found.keys + found.alone / 16), rel=0.25)
+    assert tm.ShortestPathMask(tm.Graph.batch([tm.path_graph(5)] * 3)).on().cost().tiles is None
+    assert tm.ShortestPathMask(tm.path_graph(50)).on().cost().max_pairs is None
     q, k, v = torch.randn(3, 1, 2, 176, 8)
     out, expected = (tm.masked_attention(q, k, v, mask, strategy=s) for s in ("pairs", "dense"))
     torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-5)
@@ -192,10 +197,14 @@ def test_the_work_in_tiles_is_counted():
 def test_on_another_graph_shares_weights():
     mask = shortest_path_mask(ragged_graph(), 2, 3)
     for other in (tm.cycle_graph(7), ragged_batch()):
-        view = mask.on(other)
-        assert view.weight is mask.weight
-        torch.testing.assert_close(view.to_dense(), shortest_path_mask(other, 2, 3).to_dense())
-    assert mask.on(ragged_batch()).on(ragged_graph()).num_pairs_bound is None
+        mask.weight.grad = None
+        dense = mask.on(other).to_dense()
+        torch.testing.assert_close(dense, shortest_path_mask(other, 2, 3).to_dense())
+        dense.sum().backward()
+        assert (mask.weight.grad > 0).all()
+        torch.testing.assert_close(shortest_path_mask(None, 2, 3).on(other).to_dense(), dense)
+    assert mask.on(ragged_batch()).cost().max_pairs is not None
+    assert mask.on(ragged_graph()).cost().max_pairs is None
 
 
 def test_half_precision_stays_finite():

@@ -8,8 +8,9 @@ import torch
 from torch import nn
 
 import topomask as tm
-from masks.noisy import NOISE, NoisyMask
-from registry import ragged_batch, ragged_graph, walk_mask
+from helpers.graphs import ragged_batch, ragged_graph
+from helpers.mask_cases.walks import walk_mask
+from helpers.noisy import NOISE, NoisyMask
 
 
 def dense_mask(num_heads: int = 1, size: int = 4, seed: int = 0) -> tm.DenseMask:
@@ -52,6 +53,8 @@ def test_operators_are_those_of_matrices():
         lambda mask: mask * mask,
         lambda mask: True * mask,
         lambda mask: "2" * mask,
+        lambda mask: mask + mask.on(),
+        lambda mask: mask.magnitude() + mask,
     ],
 )
 def test_what_is_no_mask_is_not_added(run):
@@ -67,7 +70,8 @@ def test_what_is_no_mask_is_not_added(run):
         (lambda: dense_mask(2) + dense_mask(3), r"one head or 3, but have \[2, 3\]"),
         (lambda: dense_mask(size=4) + dense_mask(size=5), r"\(4, 4\), \(5, 5\)"),
         (lambda: torch.ones(3) * dense_mask(2), r"one head or 3, but have \[2\]"),
-        (lambda: torch.ones(3) * dense_mask() + torch.ones(2) * dense_mask(), r"one for all, but have \[3, 2\]"),
+        (lambda: torch.ones(3) * dense_mask() + torch.ones(2) * dense_mask(), r"one head or 3, but have \[3, 2\]"),
+        (lambda: tm.SumMask([dense_mask()] * 2, [torch.ones(3), torch.ones(2)]), r"one for all, but have \[3, 2\]"),
         (lambda: torch.ones(4, 4) * dense_mask(), r"has shape \(4, 4\). Use `mask @ x`"),
         (lambda: float("nan") * dense_mask(), "finite"),
         (lambda: torch.tensor([torch.inf]) * dense_mask(), "finite"),
@@ -75,7 +79,7 @@ def test_what_is_no_mask_is_not_added(run):
         (lambda: tm.SumMask([dense_mask()], [1.0, 2.0]), "1 numbers or tensors, one per mask, but is 2"),
         (lambda: tm.SumMask([dense_mask()], 2.0), "but is a float"),
         (lambda: tm.SumMask([dense_mask()], torch.ones(2, 1)), r"\[1\] or \[1, H\]"),
-        (lambda: dense_mask().select(torch.tensor([1]), None) + dense_mask(), "then select"),
+        (lambda: tm.SumMask([dense_mask(), dense_mask().on()]), "number 1 is an operator.*Join the masks"),
         (lambda: walk_mask(ragged_batch()) + walk_mask(tm.path_graph(23)), r"\[4, 1\] graphs"),
         (lambda: walk_mask(ragged_batch()) + tm.LowRankMask(torch.ones(23, 1)), "no graph sees another"),
         (
@@ -121,8 +125,8 @@ def test_tensors_with_a_gradient_of_their_own_pass_it_on():
     mask.double().to_dense().sum().backward()
     torch.testing.assert_close(leaf.grad, leaf.detach().exp() * dense_mask(2).to_dense().sum(dim=(1, 2)))
     with torch.no_grad():
-        assert mask.dense_weights() is mask.dense_weights()
-    assert mask.dense_weights().requires_grad
+        assert mask.on()._dense_weights() is mask.on()._dense_weights()
+    assert mask.on()._dense_weights().requires_grad
 
 
 def test_sums_of_sums_are_one_sum():
@@ -138,22 +142,25 @@ def test_sums_of_sums_are_one_sum():
     torch.testing.assert_close(mask.to_dense(), expected)
 
 
-def test_the_magnitude_of_a_sum_can_be_added():
-    mask = -dense_mask()
-    torch.testing.assert_close((mask.magnitude() + mask).to_dense(), mask.to_dense().abs() + mask.to_dense())
+def test_the_magnitude_of_a_sum_has_magnitudes_of_parts():
+    mask = -dense_mask() + 2.0 * dense_mask(seed=1)
+    expected = dense_mask().to_dense().abs() + 2.0 * dense_mask(seed=1).to_dense().abs()
+    torch.testing.assert_close(mask.magnitude().to_dense(), expected)
 
 
 def test_magnitude_is_the_mask_itself_only_where_nothing_is_negative():
     positive = [walk_mask(ragged_graph(), f=torch.ones(4), positive=True, seed=seed) for seed in (1, 2)]
     fixed, opposed, mask = positive[0] + 2 * positive[1], positive[0] - positive[1], tm.SumMask(positive)
-    assert fixed.magnitude() is fixed
-    assert opposed.magnitude() is not opposed
-    assert mask.magnitude() is mask
-    entries = mask.entries()
+    for one, is_own in ((fixed, True), (opposed, False), (mask, True)):
+        operator = one.on()
+        assert (operator.magnitude() is operator) is is_own
+    entries = mask.on().entries()
     assert entries.magnitudes is entries.values
     with torch.no_grad():
         mask.weights.weight[1].neg_()
-    assert mask.magnitude() is not mask
+    operator = mask.on()
+    assert operator.magnitude() is not operator
+    assert operator.entries().magnitudes is not operator.entries().values
     expected = positive[0].to_dense() + positive[1].to_dense()
     torch.testing.assert_close(mask.magnitude().to_dense(), expected)
 
@@ -161,14 +168,12 @@ def test_magnitude_is_the_mask_itself_only_where_nothing_is_negative():
 def test_the_pattern_is_the_union_and_computed_once():
     parts = [walk_mask(ragged_graph(), symmetric=False, seed=seed, num_walks=1) for seed in (1, 2)]
     mask = parts[0] + parts[1]
-    pattern = mask.pattern()
-    assert mask.pattern() is pattern
-    apart = [len(part.pattern().columns) for part in parts]
-    assert max(apart) < len(pattern.columns) < sum(apart) == mask.num_pairs_bound
+    pattern = mask.on().entries().pattern
+    assert mask.on().entries().pattern.columns is pattern.columns
+    apart = [len(part.on().entries().pattern.columns) for part in parts]
+    assert max(apart) < len(pattern.columns) < sum(apart) == mask.on().cost().max_pairs
     parts[0].resample(7)
-    assert mask.pattern() is not pattern
-    alone = 2.0 * parts[0]
-    assert alone.pattern() is parts[0].pattern()
+    assert mask.on().entries().pattern.columns is not pattern.columns
 
 
 def test_entries_are_kept_until_something_changes():
@@ -176,20 +181,20 @@ def test_entries_are_kept_until_something_changes():
     mask = tm.SumMask([part, walk_mask(ragged_graph(), symmetric=False, seed=3)]).double()
     q, k, v = torch.randn(3, 1, 2, 11, 4, dtype=torch.float64)
     with torch.no_grad():
-        assert mask.refresh_cost == 0
+        assert mask.on().cost().refresh == 0
         for change in (
             lambda: mask.weights.weight.mul_(-2.0),
             lambda: part.modulation.weight.mul_(2.0),
             lambda: part.resample(9),
         ):
-            assert mask.entries() is mask.entries()
-            kept = mask.entries()
+            assert mask.on().entries() is mask.on().entries()
+            kept = mask.on().entries()
             change()
-            assert mask.entries() is not kept
+            assert mask.on().entries() is not kept
             dense = tm.masked_softmax_attention(q, k, v, mask, strategy="dense")
             torch.testing.assert_close(tm.masked_softmax_attention(q, k, v, mask, strategy="pairs"), dense)
-    assert mask.refresh_cost > 0
-    assert mask.entries().values.requires_grad
+    assert mask.on().cost().refresh > 0
+    assert mask.on().entries().values.requires_grad
 
 
 def test_compiled_sums_notice_new_walks():
@@ -210,30 +215,43 @@ def test_on_another_graph():
     weights = nn.Parameter(torch.tensor([1.0, -0.5]))
     mask = tm.SumMask([walk_mask(ragged_graph()), tm.PowerSeriesMask(ragged_graph(), tm.series.heat(3))], weights)
     graph = tm.grid_graph(3, 4)
-    view = mask.on(graph)
-    assert (view.num_queries, mask.num_queries) == (12, 11)
-    assert view.weights is mask.weights
-    torch.testing.assert_close(
-        view.to_dense(), mask.masks[0].on(graph).to_dense() - 0.5 * mask.masks[1].on(graph).to_dense()
-    )
+    operator = mask.on(graph)
+    assert (operator.num_queries, mask.on().num_queries) == (12, 11)
+    parts = [part.on(graph).to_dense() for part in mask.masks]
+    torch.testing.assert_close(operator.to_dense(), parts[0] - 0.5 * parts[1])
+    assert torch.autograd.grad(operator.to_dense().sum(), weights)[0].abs().sum() > 0
     walks = mask.sample(graph)
     assert walks[1] is None
-    torch.testing.assert_close(mask.on(graph, walks).to_dense(), view.to_dense())
+    torch.testing.assert_close(mask.on(graph, walks).to_dense(), operator.to_dense())
     other = walk_mask(ragged_graph(), seed=9)
     with_other = mask.on(graph, [other.sample(graph), None])
-    torch.testing.assert_close(with_other.masks[0].to_dense(), other.on(graph).to_dense())
+    torch.testing.assert_close(with_other.to_dense(), other.on(graph).to_dense() - 0.5 * parts[1])
     for bad in (walks[:1], [None, walks[0]]):
-        with pytest.raises(ValueError, match=r"one item for each of the 2 parts|takes none"):
+        with pytest.raises(ValueError, match=r"one item for each of the 2 parts|does not walk"):
             mask.on(graph, bad)
+    mask.graph = graph
+    assert [part.graph for part in mask.masks] == [graph, graph]
+    torch.testing.assert_close(mask.to_dense(), operator.to_dense())
 
     constant = walk_mask(ragged_graph()) + tm.LowRankMask(torch.ones(11, 1))
-    assert constant.on(tm.path_graph(11)).masks[1] is constant.masks[1]
+    line = tm.path_graph(11)
+    torch.testing.assert_close(constant.on(line).to_dense(), constant.masks[0].on(line).to_dense() + 1.0)
+    assert (constant.graph, constant.takes_graph) == (constant.masks[0].graph, True)
     with pytest.raises(ValueError, match=r"\(12, 12\), \(11, 11\)"):
         constant.on(graph)
     with pytest.raises(ValueError, match="no graph sees another"):
         constant.on(tm.Graph.batch([tm.path_graph(5), tm.path_graph(6)]))
     with pytest.raises(ValueError, match="belongs to no graph"):
         (dense_mask() + dense_mask()).on(graph)
+
+
+def test_parts_without_a_graph_wait_for_one():
+    mask = tm.WalkMask(max_length=2, seed=0) + tm.NeighborMask()
+    assert mask.graph is None
+    expected = tm.WalkMask(ragged_graph(), max_length=2, seed=0) + tm.NeighborMask(ragged_graph())
+    assert torch.equal(mask.on(ragged_graph()).to_dense(), expected.to_dense())
+    with pytest.raises(ValueError, match="has no graph of its own"):
+        mask.to_dense()
 
 
 def test_a_batch_is_its_graphs_one_by_one():
@@ -252,10 +270,10 @@ def test_noise_is_that_of_the_parts():
     matrix = torch.randn(2, 6, 6, dtype=torch.float64)
     x = torch.randn(3, 2, 6, 5, dtype=torch.float64)
     clean = tm.DenseMask(matrix)
-    assert (clean + clean).product_noise(x) is None
+    assert (clean + clean).on().product_noise(x) is None
     weights = torch.tensor([-3.0, 0.5], dtype=torch.float64)
     mask = weights * NoisyMask(matrix) + clean - 2 * NoisyMask(matrix)
-    bound = mask.product_noise(x)
+    bound = mask.on().product_noise(x)
     expected = NOISE * (weights.abs() + 2)[:, None, None] * x.abs().sum(dim=-2, keepdim=True)
     torch.testing.assert_close(bound, expected)
     error = (mask @ x - mask.to_dense() @ x).abs()
@@ -268,7 +286,7 @@ def test_a_query_that_attends_to_nothing_gives_zero_in_spite_of_noise():
     matrix[2] = 0
     mask = 0.5 * NoisyMask(matrix) + 2 * NoisyMask(matrix)
     q, k, v = (x.requires_grad_() for x in torch.rand(3, 1, 1, 6, 4).unbind())
-    out = tm.masked_attention(q, k, v, mask, strategy="features")
+    out = tm.masked_attention(q, k, v, mask, strategy="product")
     assert (out[..., 2, :] == 0).all()
     (gradient,) = torch.autograd.grad(out.sum(), q)
     assert (gradient[..., 2, :] == 0).all()
@@ -283,7 +301,7 @@ def test_half_precision_stays_finite():
     assert (mask @ x == 0).all()
     learnt = tm.SumMask([walk_mask(ragged_graph(), num_heads=2)]).half()
     q, k, v = torch.randn(3, 1, 2, 11, 4, dtype=torch.float16)
-    for strategy in ("pairs", "features", "dense"):
+    for strategy in ("pairs", "product", "dense"):
         assert tm.masked_attention(q, k, v, learnt, strategy=strategy).isfinite().all()
 
 
@@ -293,7 +311,7 @@ def test_copies_and_precision():
     assert other.weights.weight is not mask.weights.weight
     torch.testing.assert_close(other.to_dense(), mask.to_dense())
     assert mask.float().to_dense().dtype == torch.float32
-    assert mask.double().entries().values.dtype == torch.float64
+    assert mask.double().on().entries().values.dtype == torch.float64
 
 
 def test_plans():
@@ -303,19 +321,21 @@ def test_plans():
     assert tm.plan_attention(walks[0] + walks[1], 64, 64).strategy == "pairs"
     assert tm.plan_attention(walks[0] + walks[1], 64, 64, kernel="softmax").strategy == "pairs"
     constant = walks[0] + 0.1 * tm.LowRankMask(torch.ones(20_000, 1))
-    assert tm.plan_attention(constant, 64, 64).strategy == "features"
+    assert tm.plan_attention(constant, 64, 64).strategy == "product"
     with pytest.raises(ValueError, match="SumMask has no sparse entries"):
         tm.plan_attention(constant, 64, 64, kernel="softmax")
     small = tm.SumMask([tm.WalkMask(tm.grid_graph(8, 8), seed=0), tm.LowRankMask(torch.ones(64, 1))])
     assert tm.plan_attention(small, 64, 64).strategy == "dense"
-    parts = sum(part.product_cost for part in walks)
-    assert parts < (walks[0] + walks[1]).product_cost <= parts + 2 * 20_000
+    parts = sum(part.on().cost().product for part in walks)
+    assert parts < (walks[0] + walks[1]).on().cost().product <= parts + 2 * 20_000
 
 
 def test_learnt_weights_of_walks_at_rest_keep_the_dense_walks():
     parts = [walk_mask(ragged_graph(), seed=seed).requires_grad_(False) for seed in (1, 2)]
     mask = tm.SumMask(parts).double()
-    mask.dense_weights().sum().backward()
+    mask.on()._dense_weights().sum().backward()
     torch.testing.assert_close(mask.weights.weight.grad.flatten(), torch.stack([p.to_dense().sum() for p in parts]))
-    assert ("dense", False) in parts[0]._kept
-    assert mask.dense_cost < sum(part.dense_cost for part in parts)
+    assert parts[0].on()._dense_weights() is parts[0].on()._dense_weights()
+    operators = mask.on()._parts
+    assert operators[0] is parts[0].on()
+    assert mask.on().cost().dense < sum(part.double().requires_grad_().on().cost().dense for part in parts)

@@ -6,11 +6,11 @@ import pytest
 import scipy.linalg
 import torch
 from torch.autograd import gradcheck
-from torch.library import opcheck
 
 import topomask as tm
-from registry import MASKS, toeplitz_mask
-from topomask.masks import Mask
+from helpers.mask_cases import MASKS
+from helpers.mask_cases.grids import toeplitz_mask
+from topomask.masks import Operator
 from topomask.ops import toeplitz
 from topomask.ops.toeplitz import fourier
 
@@ -100,7 +100,7 @@ def test_kernelised_attention_with_relative_positions():
         b = mask.weight if not causal else torch.nn.functional.pad(mask.weight, (0, 7), value=-torch.inf)
         index = torch.arange(8) - torch.arange(8)[:, None] + 7
         weights = (b[:, index] + torch.log(torch.exp(q) @ torch.exp(k).mT)).softmax(dim=-1)
-        out = tm.masked_attention(q, k, v, mask, feature_map="exp", strategy="features")
+        out = tm.masked_attention(q, k, v, mask, feature_map="exp", strategy="product")
         torch.testing.assert_close(out, weights @ v)
 
 
@@ -110,17 +110,17 @@ def test_blocks_of_columns_change_nothing(name, per_block, monkeypatch):
     """Products and attention, forward and backward, for any number of columns at a time."""
     monkeypatch.setattr(fourier, "_NUMBERS_PER_BLOCK", per_block)
     mask = MASKS[name]()
-    heads = max(2, mask.num_heads)
-    q, k = torch.randn(2, 3, heads, mask.num_keys, 3, dtype=torch.float64, requires_grad=True).unbind()
-    v = torch.randn(3, heads, mask.num_keys, 5, dtype=torch.float64, requires_grad=True)
+    heads, size = max(2, mask.num_heads), mask.on().num_keys
+    q, k = torch.randn(2, 3, heads, size, 3, dtype=torch.float64, requires_grad=True).unbind()
+    v = torch.randn(3, heads, size, 5, dtype=torch.float64, requires_grad=True)
     weight = torch.randn_like(v)
     found = []
     for run in (
-        lambda: mask.attend(q, k, v),
+        lambda: mask.on().attend(q, k, v),
         lambda: ((q @ k.mT) * mask.to_dense()) @ v,
         lambda: mask @ v,
         lambda: mask.to_dense() @ v,
-        lambda: mask.rmatmul(v),
+        lambda: mask.on().rmatmul(v),
         lambda: mask.to_dense().mT @ v,
     ):
         out = run()
@@ -137,9 +137,10 @@ def test_ops_are_registered():
     values = torch.randn(2, 5, 3, dtype=torch.float64, requires_grad=True)
     spectrum = toeplitz.spectrum(values.detach(), shape).requires_grad_()
     q, k, v = torch.randn(3, 2, 2, 6, 3, dtype=torch.float64, requires_grad=True).unbind()
-    opcheck(toeplitz._spectrum, (values, shape))
-    opcheck(toeplitz._product, (spectrum, v.detach().requires_grad_(), shape, True))
-    opcheck(toeplitz._attend, (spectrum, *(x.detach().requires_grad_() for x in (q, k, v)), shape))
+    toeplitz._spectrum_op.check(toeplitz._Values(values, shape))
+    toeplitz._product_op.check(toeplitz._Product(spectrum, v.detach().requires_grad_(), shape, True))
+    inputs = (x.detach().requires_grad_() for x in (q, k, v))
+    toeplitz._attend_op.check(toeplitz._Attention(spectrum, *inputs, shape))
     for odd in ([3, 2], [5, 3], [8], [2, 2, 3]):
         # Padded sizes that are odd and even.
         b = torch.randn(1, *(2 * n - 1 for n in odd), dtype=torch.float64, requires_grad=True)
@@ -186,26 +187,27 @@ def test_rounding_errors_are_below_the_stated_bound(shape, entries):
             mask.weight.copy_(torch.exp(-30 * torch.rand(mask.weight.shape)))
         elif entries == "one":
             mask.weight.zero_().flatten()[-1] = 100.0
-        for name, x in columns(mask.num_keys).items():
-            for multiply, dense in ((mask.matmul, mask.to_dense()), (mask.rmatmul, mask.to_dense().mT)):
+        operator = mask.on()
+        for name, x in columns(operator.num_keys).items():
+            for multiply, dense in ((operator.matmul, mask.to_dense()), (operator.rmatmul, mask.to_dense().mT)):
                 errors = (multiply(x[None]) - dense.double() @ x[None].double()).abs()
-                bound = mask.product_noise(x[None])
+                bound = operator.product_noise(x[None])
                 assert bound.shape == (1, 1, 4)
                 assert (errors <= bound).all(), (name, (errors / bound).max())
-            if name == "random" and entries == "random" and mask.num_keys > 1:
+            if name == "random" and entries == "random" and operator.num_keys > 1:
                 assert (bound <= 200 * errors.amax()).all(), (
                     "a bound so loose would blank rows that attend to something"
                 )
 
 
 def test_noise_follows_the_precision():
-    mask = tm.ToeplitzMask(32)
+    operator = tm.ToeplitzMask(32).on()
     x = torch.rand(1, 32, 1)
-    single, double = mask.product_noise(x), mask.product_noise(x.double())
+    single, double = operator.product_noise(x), operator.product_noise(x.double())
     assert (single.dtype, double.dtype) == (torch.float32, torch.float64)
     assert double < 1e-8 * single
-    assert mask.product_noise(x.half()).dtype == torch.float32
-    assert not mask.product_noise(x).requires_grad
+    assert operator.product_noise(x.half()).dtype == torch.float32
+    assert not operator.product_noise(x).requires_grad
 
 
 def empty_rows() -> dict[str, tuple[tm.ToeplitzMask, torch.Tensor]]:
@@ -233,7 +235,7 @@ def test_a_query_that_attends_to_nothing_gives_zero(name, normalizer):
     assert 20 < empty.sum() < 80
     noise = mask.magnitude() @ torch.relu(keys.detach())
     assert (noise[..., empty, :] != 0).any(), "the test needs products with rounding noise"
-    out = tm.masked_attention(q.abs(), keys, v, mask, strategy="features", normalizer=normalizer)
+    out = tm.masked_attention(q.abs(), keys, v, mask, strategy="product", normalizer=normalizer)
     assert (out[..., empty, :] == 0).all()
     gradients = torch.autograd.grad(
         out[..., empty, :].square().sum() + out[..., empty, :].sum(), [q, k, v, mask.weight]
@@ -249,11 +251,11 @@ def test_precisions(dtype):
     """Half precision goes through float32 and stays finite; any mask takes any input."""
     for mask in (tm.ToeplitzMask((6, 6), positive=True), tm.ToeplitzMask((6, 6)).to(dtype)):
         x = torch.full((1, 36, 2), 100.0, dtype=dtype)
-        assert (mask @ x).dtype == mask.rmatmul(x).dtype == dtype
+        assert (mask @ x).dtype == mask.on().rmatmul(x).dtype == dtype
         assert mask.to_dense().dtype == torch.promote_types(mask.weight.dtype, torch.float32)
         torch.testing.assert_close((mask @ x).double(), mask.to_dense().double() @ x.double(), rtol=1e-2, atol=1e-2)
         q = torch.randn(1, 1, 36, 4).to(dtype)
-        assert tm.masked_attention(q, q, q, mask, strategy="features").isfinite().all()
+        assert tm.masked_attention(q, q, q, mask, strategy="product").isfinite().all()
     exact = tm.ToeplitzMask((6, 6))
     x = torch.randn(1, 36, 2, dtype=torch.float64)
     torch.testing.assert_close(exact @ x, exact.to_dense().double() @ x, rtol=1e-13, atol=1e-13)
@@ -284,13 +286,13 @@ def test_the_spectrum_is_computed_once(monkeypatch):
     original = toeplitz.spectrum
     monkeypatch.setattr(toeplitz, "spectrum", lambda *args: calls.append(1) or original(*args))
     mask = tm.ToeplitzMask((4, 4))
-    product = mask.product()
-    for _ in range(3):
-        product(torch.ones(1, 16, 2))
-    assert len(calls) == 1
     with torch.no_grad():
         for _ in range(3):
             mask @ torch.ones(1, 16, 2)
+        assert len(calls) == 1
+        for _ in range(3):
+            mask.magnitude() @ torch.ones(1, 16, 2)
+            mask.on().rmatmul(torch.ones(1, 16, 2))
         assert len(calls) == 2
         mask.weight.mul_(2.0)
         torch.testing.assert_close(mask @ torch.eye(16)[None], mask.to_dense(), rtol=1e-5, atol=1e-6)
@@ -298,10 +300,10 @@ def test_the_spectrum_is_computed_once(monkeypatch):
 
 
 def test_attention_agrees_with_the_default_of_all_masks():
-    mask = toeplitz_mask((3, 4), 2)
+    operator = toeplitz_mask((3, 4), 2).on()
     q, k, v = torch.randn(3, 2, 2, 12, 3, dtype=torch.float64)
-    torch.testing.assert_close(mask.attend(q, k, v), Mask.attend(mask, q, k, v))
-    positive = toeplitz_mask((3, 4), positive=True)
+    torch.testing.assert_close(operator.attend(q, k, v), Operator.attend(operator, q, k, v))
+    positive = toeplitz_mask((3, 4), positive=True).on()
     assert positive.magnitude() is positive
 
 
@@ -310,14 +312,14 @@ def test_nothing_of_size_n_squared():
     mask = tm.ToeplitzMask(2**17, positive=True)
     q = torch.rand(1, 1, 2**17, 2, requires_grad=True)
     out = tm.masked_attention(q, q, q, mask)
-    assert tm.plan_attention(mask, 2, 2).strategy == "features"
+    assert tm.plan_attention(mask, 2, 2).strategy == "product"
     out.sum().backward()
     assert q.grad.isfinite().all()
     assert mask.weight.grad.isfinite().all()
 
 
 def test_small_grids_are_dense_and_large_ones_go_by_transforms():
-    for size, strategy in ((8, "dense"), (16, "dense"), (128, "features"), (256, "features")):
+    for size, strategy in ((8, "dense"), (16, "dense"), (128, "product"), (256, "product")):
         assert tm.plan_attention(tm.ToeplitzMask((size, size)), 32, 32).strategy == strategy
 
 

@@ -3,7 +3,8 @@ import torch
 from safetensors.torch import load, save
 
 import topomask as tm
-from registry import directed_graph, ragged_batch, ragged_graph, signed_graph, visit_mask, walk_mask
+from helpers.graphs import directed_graph, ragged_batch, ragged_graph, signed_graph
+from helpers.mask_cases.walks import visit_mask, walk_mask
 
 GRAPHS = [ragged_graph, directed_graph, signed_graph, ragged_batch]
 
@@ -40,7 +41,7 @@ def test_counts_visits_by_default():
     """Whole numbers over the number of walkers, equal to the last bit."""
     mask = tm.VisitMask(ragged_graph(), num_walks=4, max_length=5, num_heads=2, seed=3)
     assert torch.equal(mask.f(), torch.ones(2, 6))
-    assert mask.features.weighting == "visits"
+    assert mask.walks.weighting == "visits"
     phi = counted(mask, torch.ones(2, 6), num_walks=4, length=5, coupling="repelling")
     assert torch.equal(mask.to_dense().double(), phi @ phi.mT)
     # A walk of 5 steps that never ends visits 6 nodes in all.
@@ -97,35 +98,33 @@ def test_checkpoints():
         assert fresh.seed == 5
         assert torch.equal(fresh.to_dense(), trained.to_dense())
         importance = walk_mask(ragged_graph(), num_heads=2, shared_walks=True)
-        with pytest.raises(RuntimeError, match="weighting='visits'"):
+        with pytest.raises(ValueError, match="weighting='visits'"):
             importance.load_state_dict(state)
 
 
-def test_a_checkpoint_that_does_not_name_its_weighting_is_one_of_importance():
-    import json
-
-    mask = walk_mask(ragged_graph(), seed=5)
-    state = mask.state_dict()
-    text = {key: value for key, value in mask._describe().items() if key != "weighting"}
-    state["walks"] = torch.tensor(list(json.dumps(text).encode()), dtype=torch.uint8)
-    fresh = walk_mask(ragged_graph(), seed=6)
-    fresh.load_state_dict(state)
-    assert fresh.seed == 5
-
-
-def test_on_another_graph_and_on_features_already_sampled():
+def test_on_another_graph_and_on_walks_already_sampled():
     mask = visit_mask(ragged_graph(), num_heads=2)
     grid = tm.grid_graph(3, 3)
-    view = mask.on(grid)
-    assert view.modulation is mask.modulation
-    assert torch.equal(mask.on(grid, features=mask.sample(grid)).to_dense(), view.to_dense())
+    assert torch.equal(mask.on(grid, walks=mask.sample(grid)).to_dense(), mask.on(grid).to_dense())
+    assert torch.equal(mask.on(grid).to_dense(), visit_mask(grid, num_heads=2).to_dense())
+    (gradient,) = torch.autograd.grad(mask.on(grid).to_dense().sum(), mask.modulation.weight)
+    assert gradient.abs().sum() > 0
     weighted = tm.sample_features(grid, 6, 3, num_heads=2, seed=1)
     with pytest.raises(ValueError, match="weighting"):
-        mask.on(grid, features=weighted)
+        mask.on(grid, walks=weighted)
     with pytest.raises(ValueError, match="one WalkFeatures"):
-        mask.on(grid, features=(weighted, weighted))
+        mask.on(grid, walks=(weighted, weighted))
     mask.resample(2)
     assert mask.seed == 2
+
+
+def test_heads_share_their_walks_where_asked():
+    for normalize in (False, True):
+        mask = visit_mask(ragged_graph(), num_heads=2, shared_heads=True, normalize=normalize)
+        assert mask.walks.num_heads == 1
+        for head, f in enumerate(mask.f().detach()):
+            alone = visit_mask(ragged_graph(), f=f, normalize=normalize)
+            torch.testing.assert_close(mask.to_dense()[head], alone.to_dense()[0])
 
 
 def test_bad_arguments_are_named():
@@ -135,5 +134,6 @@ def test_bad_arguments_are_named():
         ({"f": torch.ones(3)}, "`f`"),
         ({"coupling": "quasi"}, "coupling"),
     ):
-        with pytest.raises(ValueError, match=message):
-            tm.VisitMask(ragged_graph(), **change)
+        for graph in (ragged_graph(), None):
+            with pytest.raises(ValueError, match=message):
+                tm.VisitMask(graph, **change)

@@ -22,16 +22,16 @@ def test_every_variant_attends_and_learns(name, num_prefix):
 
 
 def test_the_paper_s_walks_are_the_paper_s():
-    settings = mask_of("grf-paper")._settings
+    settings = mask_of("grf-paper").recipe
     assert (settings.halt_prob, settings.coupling, settings.shared_walks) == (0.1, "iid", True)
     assert (settings.num_walks, settings.max_length) == (20, 10)
-    ours = mask_of("grf")._settings
+    ours = mask_of("grf").recipe
     assert (ours.halt_prob, ours.coupling, ours.shared_walks) == (0.0, "repelling", False)
 
 
 def test_visits_take_the_paper_s_walks_and_start_from_ones():
     mask = mask_of("visits")
-    settings = mask._settings
+    settings = mask.recipe
     assert (settings.halt_prob, settings.coupling, settings.shared_walks) == (0.1, "iid", True)
     assert mask.f().eq(1).all()
     assert torch.equal(mask_of("grf-paper").f()[0], 0.5 ** torch.arange(11))
@@ -48,7 +48,7 @@ def test_what_is_no_name_is_refused(attention):
 def test_options_reach_the_mask_and_the_attention():
     options = AttentionOptions("elu", "signed", 7, 3, 0.5, "antithetic", False, 11)
     layer = make_attention("grf-paper", TokenGrid((4, 5)), 8, 2, options)
-    settings = layer.mask._settings
+    settings = layer.mask.recipe
     assert (settings.num_walks, settings.max_length, settings.halt_prob, settings.seed) == (7, 3, 0.5, 11)
     assert (settings.coupling, settings.shared_walks) == ("antithetic", False)
     assert (layer.feature_map, layer.normalizer) == ("elu", "signed")
@@ -102,5 +102,5 @@ def test_an_unknown_name_is_refused_with_the_nearest(name, close):
     ],
 )
 def test_options_that_cannot_be_obeyed_are_refused(name, options):
-    with pytest.raises(ValueError, match=f"`{next(iter(options))}` says nothing to attention '{name}'"):
+    with pytest.raises(ValueError, match=f"attention '{name}' has no option `{next(iter(options))}`"):
         mask_of(name, AttentionOptions(**options))

@@ -5,10 +5,10 @@ import torch
 from torch_geometric.nn import GCNConv
 
 import topomask as tm
-from registry import ragged_graph, star_graph
-from topomask.config import from_dict, to_dict
+from helpers.graphs import ragged_graph, star_graph
 from topomask.models import GraphNetwork, GraphNetworkConfig
 from topomask.nn import SparseRows
+from topomask.support.config import from_dict, to_dict
 
 GRAPHS = [tm.path_graph(1), tm.Graph.from_edges([[], []], num_nodes=3), star_graph(9), tm.cycle_graph(5)]
 
@@ -34,7 +34,7 @@ def test_a_batch_equals_one_by_one(name, readout):
     model = config.build().eval()
     inputs = [torch.randn(graph.num_nodes, 3) for graph in GRAPHS]
     batch = tm.Graph.batch(GRAPHS)
-    out = model(torch.cat(inputs), batch, GRAPHS)
+    out = model(torch.cat(inputs), batch)
     assert out.shape == (batch.num_nodes if readout == "node" else 4, 2)
     expected = torch.cat([model(x, graph) for x, graph in zip(inputs, GRAPHS, strict=True)])
     torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-5)

@@ -17,7 +17,7 @@ def test_weights_load_at_another_size(attention, pooling):
     with torch.no_grad():
         for parameter in old.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
-    walks = {name: value.clone() for name, value in new.state_dict().items() if name.endswith("walks")}
+    walks = {name: value.clone() for name, value in new.state_dict().items() if name.endswith("_extra_state")}
     new.load_state_dict(resize_positions(old.state_dict(), new))
     learnt = dict(old.named_parameters())
     for name, parameter in new.named_parameters():

@@ -94,7 +94,7 @@ def test_walks_are_drawn_once(attention, monkeypatch):
     def refuse(*_, **__):
         raise AssertionError("Walks are drawn again.")
 
-    monkeypatch.setattr("topomask.masks.bound_walks.sample_features", refuse)
+    monkeypatch.setattr("topomask.walks.recipe.sample_features", refuse)
     before = [block.attention.mask.to_dense().detach() for block in model.encoder.blocks]
     model(images()).square().sum().backward()
     model.eval()(images())

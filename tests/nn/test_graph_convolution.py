@@ -6,7 +6,7 @@ import torch
 from torch_geometric.nn import GCNConv, GraphConv
 
 import topomask as tm
-from registry import directed_graph, ragged_batch, ragged_graph
+from helpers.graphs import directed_graph, ragged_batch, ragged_graph
 from topomask.nn import graph_convolution
 
 
@@ -43,8 +43,8 @@ def test_on_a_directed_graph_a_node_hears_where_its_edges_lead():
 
 
 def test_the_matrix_is_made_once_and_goes_with_the_graph(monkeypatch):
-    made, make = [], graph_convolution._make
-    monkeypatch.setattr(graph_convolution, "_make", lambda *args: made.append(1) or make(*args))
+    made, make = [], graph_convolution._NeighborSums.make
+    monkeypatch.setattr(graph_convolution._NeighborSums, "make", lambda *args: made.append(1) or make(*args))
     graph = tm.cycle_graph(5)
     for _ in range(3):
         tm.nn.GraphConvolution(2, 2)(torch.ones(5, 2), graph)
@@ -63,7 +63,7 @@ def test_an_unknown_aggregation_is_refused():
 @pytest.mark.parametrize("shape", [(1, 2), (9, 2), (1, 5, 2)])
 def test_tokens_of_other_nodes_are_refused(shape):
     with pytest.raises(
-        ValueError, match=r"`x` must have shape \[5, C\] .* Pass a row per column .* per node of a graph"
+        ValueError, match=r"`x` must have shape \[num_nodes=5, C\], but has shape \(.*Pass one row per node"
     ):
         tm.nn.GraphConvolution(2, 2)(torch.ones(shape), tm.cycle_graph(5))
 

@@ -4,7 +4,9 @@ import pytest
 import torch
 
 import topomask as tm
-from registry import position_mask, ragged_graph, walk_mask
+from helpers.graphs import ragged_graph
+from helpers.mask_cases.positions import position_mask
+from helpers.mask_cases.walks import walk_mask
 from topomask.nn import MaskedAttention
 
 
@@ -40,7 +42,7 @@ def test_walks_sampled_ahead_of_time():
     sampled = module.mask.sample(graph)
     assert torch.equal(module(x, graph, sampled), module(x, graph))
     with pytest.raises(ValueError, match="Pass the graph too"):
-        module(x, features=sampled)
+        module(x, walks=sampled)
 
 
 def test_mask_matters_and_batch_rows_do_not_mix():
@@ -120,7 +122,7 @@ def test_autocast():
         (dict(kind="softmax", feature_map="relu"), "softmax attention has none, but it is 'relu'"),
         (dict(feature_map="rellu"), "`feature_map` must be one of"),
         (dict(kind="softmax", normalizer="none"), "`normalizer` must be one of .* for kind='softmax'"),
-        (dict(kind="softmax", strategy="features"), "`strategy` must be one of .* for kind='softmax'"),
+        (dict(kind="softmax", strategy="product"), "`strategy` must be one of .* for kind='softmax'"),
         (dict(mask=torch.ones(6, 6)), "`mask` must be a topomask.Mask, but is a Tensor. Wrap a matrix in DenseMask"),
         (dict(mask=walk_mask(ragged_graph(), num_heads=2)), "one head or 4"),
     ],

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 import topomask as tm
-from registry import ragged_batch
+from helpers.graphs import ragged_batch
 
 
 @pytest.mark.parametrize("kind", ["mean", "sum", "attention"])

@@ -18,7 +18,7 @@ def work(_=None):
     mask = tm.WalkMask(tm.grid_graph(12, 12), seed=3, max_length=4)
     q, k, v = torch.randn(3, 1, 1, 144, 8)
     out = tm.masked_attention(q, k, v, mask, strategy="pairs")
-    return mask.features[0].fingerprint, round(float(out.double().sum()), 3)
+    return mask.walks[0].fingerprint, round(float(out.double().sum()), 3)
 """
 
 

@@ -1,8 +1,7 @@
 import pytest
 import torch
-from torch.library import opcheck
 
-from topomask.ops.dense_attention import _dense_attention, chunks, dense_attention
+from topomask.ops.dense_attention import Attention, _dense_attention, chunks, dense_attention
 
 
 def inputs(weight_heads: int = 2, batch: int = 5) -> tuple[torch.Tensor, ...]:
@@ -13,27 +12,27 @@ def inputs(weight_heads: int = 2, batch: int = 5) -> tuple[torch.Tensor, ...]:
     return tuple(x.requires_grad_() for x in (q, k, v, weights, weights.detach().abs()))
 
 
-def formula(q, k, v, weights, sizes, normalize):
+def formula(q, k, v, weights, magnitudes, normalize):
     scores = q @ k.mT
     numerator = (scores * weights) @ v
     if not normalize:
         return numerator
-    return numerator / (scores * (weights if sizes is None else sizes)).sum(dim=-1, keepdim=True)
+    return numerator / (scores * (weights if magnitudes is None else magnitudes)).sum(dim=-1, keepdim=True)
 
 
 @pytest.mark.parametrize("weight_heads", [2, 1])
-@pytest.mark.parametrize("own_sizes", [False, True])
+@pytest.mark.parametrize("own_magnitudes", [False, True])
 @pytest.mark.parametrize("normalize", [False, True])
 @pytest.mark.parametrize("scores_per_chunk", [1, 2 * 48, 1 << 20])
-def test_equals_the_formula_with_gradients(monkeypatch, weight_heads, own_sizes, normalize, scores_per_chunk):
+def test_equals_the_formula_with_gradients(monkeypatch, weight_heads, own_magnitudes, normalize, scores_per_chunk):
     """One input at a time, two, with a remainder, and all at once."""
     monkeypatch.setattr(chunks, "_SCORES_PER_CHUNK", scores_per_chunk)
     leaves = inputs(weight_heads)
-    used = leaves if own_sizes and normalize else leaves[:4]
-    sizes = leaves[4] if own_sizes else None
+    used = leaves if own_magnitudes and normalize else leaves[:4]
+    magnitudes = leaves[4] if own_magnitudes else None
     found, expected = (
-        dense_attention(*leaves[:4], sizes, normalize=normalize),
-        formula(*leaves[:4], sizes, normalize),
+        dense_attention(*leaves[:4], magnitudes, normalize=normalize),
+        formula(*leaves[:4], magnitudes, normalize),
     )
     torch.testing.assert_close(found, expected)
     for one, other in zip(*(torch.autograd.grad(x.square().sum(), used) for x in (found, expected)), strict=True):
@@ -41,10 +40,10 @@ def test_equals_the_formula_with_gradients(monkeypatch, weight_heads, own_sizes,
 
 
 def test_opcheck():
-    q, k, v, weights, sizes = inputs(batch=2)
-    for own in (sizes, weights.new_empty(0, 0, 0)):
+    q, k, v, weights, magnitudes = inputs(batch=2)
+    for own in (magnitudes, None):
         for normalize in (True, False):
-            opcheck(_dense_attention, (q, k, v, weights, own, normalize))
+            _dense_attention.check(Attention(q, k, v, weights, own, normalize))
 
 
 def test_frozen_masks_get_no_gradient():

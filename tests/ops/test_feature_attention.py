@@ -6,19 +6,23 @@ import gc
 import pytest
 import torch
 from torch.autograd import gradcheck
-from torch.library import opcheck
 
 import topomask as tm
-from registry import ragged_graph, star_graph, walk_mask
+from helpers.graphs import ragged_graph, star_graph
+from helpers.mask_cases.walks import walk_mask
 from topomask.ops.feature_attention import (
+    Attention,
     FeatureValues,
+    PackedAttention,
     PackedWeights,
+    _by_column,
     _feature_attention,
-    _inputs,
+    _packed_attention,
     feature_attention,
     numba,
     reference,
 )
+from topomask.ops.pair_values import join_factors
 from topomask.ops.tiles import layout
 
 GRAPHS = {
@@ -29,86 +33,129 @@ GRAPHS = {
 }
 
 
-def arguments(name: str, own: bool, dtype: torch.dtype = torch.float32, num_heads: int = 1, width=21, depth=18):
+VALUES = ("query_values", "query_magnitudes", "key_values", "key_magnitudes")
+
+
+def arguments(
+    name: str,
+    separate: bool,
+    dtype=torch.float32,
+    num_heads=1,
+    width=21,
+    depth=18,
+    heads: tuple[int, ...] = (),
+    batch=2,
+):
+    """Patterns, their values and (q, k, v); ``num_heads`` blocks in the pattern, ``heads`` rows of values."""
     torch.manual_seed(0)
     mask = walk_mask(GRAPHS[name](), num_heads=num_heads, max_length=2)
-    patterns = tuple(side.pattern for side in mask.features)
-    values = tuple(torch.rand(side.num_nonzeros, dtype=dtype) + 0.1 for side in mask.features)
-    sizes = ()
-    if own:
-        sizes = tuple(x + torch.rand_like(x) for x in values)
+    patterns = tuple(side.pattern for side in mask.walks)
+    values = tuple(torch.rand(*heads, side.num_nonzeros, dtype=dtype) + 0.1 for side in mask.walks)
+    magnitudes = ()
+    if separate:
+        magnitudes = tuple(x + torch.rand_like(x) for x in values)
         values = tuple(x * torch.randn_like(x).sign() for x in values)
-    rows = num_heads * mask.num_queries
-    q, k = torch.rand(2, 2, rows, width, dtype=dtype)
-    return patterns, FeatureValues(*values, *sizes), (q, k, torch.randn(2, rows, depth, dtype=dtype))
+    rows = num_heads * mask.on().num_queries
+    q, k = torch.rand(2, batch, rows, width, dtype=dtype)
+    return patterns, FeatureValues(*values, *magnitudes), (q, k, torch.randn(batch, rows, depth, dtype=dtype))
 
 
-def split(inputs):
-    return reference.Features(*inputs[:9]), numba.Packed(*inputs[9:])
+def record(patterns, features, tokens, is_key=None, softmax=False, normalize=True) -> Attention:
+    values = _by_column(patterns[1], features)
+    return Attention(join_factors(*patterns), *values, *tokens, is_key, softmax, normalize)
+
+
+def given(attention: Attention) -> dict[str, torch.Tensor]:
+    """What gets a gradient."""
+    names = (*VALUES, "q", "k", "v")
+    return {name: getattr(attention, name) for name in names if getattr(attention, name) is not None}
 
 
 @pytest.mark.parametrize("threads", [2, 3, 5])
-def test_threads_share_keys_without_losing_gradients(threads):
+@pytest.mark.parametrize("heads", [(), (3,)])
+def test_threads_share_keys_without_losing_gradients(threads, heads):
     # 144 tokens with 2 heads make 18 tiles; neighbouring blocks of them see many keys in common.
     mask = walk_mask(tm.grid_graph(12, 12), num_heads=2, max_length=3)
-    patterns = tuple(side.pattern for side in mask.features)
-    inputs = _inputs(*patterns, FeatureValues(*(torch.rand(side.num_nonzeros) + 0.1 for side in mask.features)))
+    patterns = tuple(side.pattern for side in mask.walks)
+    features = FeatureValues(*(torch.rand(*heads, side.num_nonzeros) + 0.1 for side in mask.walks))
     q, k, v, grad = torch.rand(4, 3, 288, 20)
-    no_padding = torch.empty(0, 0, dtype=torch.bool)
+    attention = record(patterns, features, (q, k, v))
 
     def both_ways():
-        found = numba.feature_attention(*split(inputs), q, k, v, no_padding, False, True)
-        return found, numba.feature_attention_backward(*split(inputs), q, k, v, no_padding, False, True, grad, *found)
+        out = numba.feature_attention(attention)
+        grads = numba.feature_attention_backward(attention, out, grad, frozenset(given(attention)))
+        return [*out, *(grads[name] for name in given(attention))]
 
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(1)
-        alone, grads_alone = both_ways()
+        alone = both_ways()
         torch.set_num_threads(threads)
-        shared, grads_shared = both_ways()
+        shared = both_ways()
     finally:
         torch.set_num_threads(before)
-    for a, b in zip((*shared, *grads_shared), (*alone, *grads_alone), strict=True):
+    for a, b in zip(shared, alone, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", GRAPHS)
-@pytest.mark.parametrize("own", [True, False])
-@pytest.mark.parametrize("softmax", [True, False])
-@pytest.mark.parametrize("normalize", [True, False])
+@pytest.mark.parametrize("separate", [True, False])
+@pytest.mark.parametrize("way", ["softmax", "normalized", "plain"])
 @pytest.mark.parametrize("min_lanes", [1, 4])
-def test_agrees_with_the_reference(name, own, softmax, normalize, min_lanes, monkeypatch):
-    if softmax and not normalize:
-        normalize = True
+@pytest.mark.parametrize("heads", [(), (2,)])
+def test_agrees_with_the_reference(name, separate, way, min_lanes, heads, monkeypatch):
     monkeypatch.setattr(layout, "MIN_LANES", min_lanes)
-    patterns, features, (q, k, v) = arguments(name, own, num_heads=2)
-    inputs = _inputs(*patterns, features)
-    is_key = torch.rand(*k.shape[:2]) > 0.3 if softmax else torch.empty(0, 0, dtype=torch.bool)
-    flags = (softmax, normalize)
-    found = numba.feature_attention(*split(inputs), q, k, v, is_key, *flags)
-    fine = [x.double() if isinstance(x, torch.Tensor) and x.is_floating_point() else x for x in (*inputs[:9], q, k, v)]
-    expected = reference.feature_attention(reference.Features(*fine[:9]), *fine[9:], is_key, *flags)
+    patterns, features, tokens = arguments(name, separate, num_heads=2, heads=heads)
+    is_key = torch.rand(*tokens[1].shape[:2]) > 0.3 if way == "softmax" else None
+    attention = record(patterns, features, tokens, is_key, way == "softmax", way != "plain")
+    fine = attention._replace(**{name: x.double() for name, x in given(attention).items()})
+    found, expected = numba.feature_attention(attention), reference.feature_attention(fine)
     torch.testing.assert_close(found[0].double(), expected[0], rtol=1e-4, atol=1e-4)
-    grad = torch.randn_like(found[0])
-    grads = numba.feature_attention_backward(*split(inputs), q, k, v, is_key, *flags, grad, *found)
-    wanted = reference.feature_attention_backward(
-        reference.Features(*fine[:9]), *fine[9:], is_key, *flags, grad.double()
-    )
-    for a, b in zip(grads, wanted, strict=True):
-        scale = max(1.0, float(b.abs().max())) if b.numel() else 1.0
-        torch.testing.assert_close(a.double(), b, rtol=2e-4, atol=2e-4 * scale)
-    packed = _inputs(*patterns, PackedWeights(*patterns, features))
-    kept = numba.feature_attention(*split(packed), q, k, v, is_key, *flags)
+    grad, wanted = torch.randn_like(found[0]), frozenset(given(attention))
+    grads = numba.feature_attention_backward(attention, found, grad, wanted)
+    right = reference.feature_attention_backward(fine, expected, grad.double(), wanted)
+    for key in wanted:
+        scale = max(1.0, float(right[key].abs().max())) if right[key].numel() else 1.0
+        torch.testing.assert_close(grads[key].double(), right[key], rtol=2e-4, atol=2e-4 * scale)
+    packed = PackedAttention(attention.factors, PackedWeights(*patterns, features).packed, *attention[5:])
+    kept = numba.packed_attention(packed)
     torch.testing.assert_close(kept[0], found[0], rtol=1e-5, atol=1e-5)
-    given = numba.feature_attention_backward(*split(packed), q, k, v, is_key, *flags, grad, *kept)
-    for a, b in zip(given[4:], grads[4:], strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4)
+    again = numba.packed_attention_backward(packed, kept, grad, frozenset("qkv"))
+    for key in ("q", "k", "v"):
+        torch.testing.assert_close(again[key], grads[key], rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("own", [True, False])
+@pytest.mark.parametrize("name", GRAPHS)
+@pytest.mark.parametrize("separate", [True, False])
 @pytest.mark.parametrize("softmax", [True, False])
-def test_gradcheck(own, softmax):
-    patterns, features, tensors = arguments("ragged", own, torch.float64, width=3, depth=2)
+@pytest.mark.parametrize(("dtype", "pack"), [(torch.float32, False), (torch.float64, False), (torch.float32, True)])
+def test_heads_may_share_patterns(name, separate, softmax, dtype, pack):
+    """Six items, of which 0 and 3, 1 and 4, 2 and 5 have the same values: the same as one head after the other."""
+    patterns, features, tokens = arguments(name, separate, dtype, heads=(3,), batch=6)
+    values = [x for x in features if x is not None]
+    inputs = [x.requires_grad_() for x in (*tokens, *([] if pack else values))]
+
+    def run(values, tokens):
+        features = FeatureValues(*values)
+        features = PackedWeights(*patterns, features) if pack else features
+        return feature_attention(*patterns, features, *tokens, softmax=softmax)
+
+    found = run(values, tokens)
+    by_head = [run([x[head] for x in values], [x[head::3] for x in tokens]) for head in range(3)]
+    expected = torch.stack(by_head, dim=1).flatten(0, 1)
+    tolerance = {"rtol": 1e-4, "atol": 1e-5} if dtype == torch.float32 else {"rtol": 1e-9, "atol": 1e-9}
+    torch.testing.assert_close(found, expected, **tolerance)
+    weights = torch.randn_like(found)
+    grads = [torch.autograd.grad((x * weights).sum(), inputs) for x in (found, expected)]
+    for a, b in zip(*grads, strict=True):
+        torch.testing.assert_close(a, b, **tolerance)
+
+
+@pytest.mark.parametrize("separate", [True, False])
+@pytest.mark.parametrize("softmax", [True, False])
+@pytest.mark.parametrize("heads", [(), (2,)])
+def test_gradcheck(separate, softmax, heads):
+    patterns, features, tensors = arguments("ragged", separate, torch.float64, width=3, depth=2, heads=heads)
     leaves = [x.requires_grad_() for x in (*features, *tensors) if x is not None]
 
     def run(*leaves):
@@ -118,16 +165,20 @@ def test_gradcheck(own, softmax):
 
 
 def test_opcheck():
+    # The compiled kernel adds up in another order under the tracing of aot_dispatch.
+    tests = ("test_schema", "test_autograd_registration", "test_faketensor")
     for dtype in (torch.float32, torch.float64):
-        patterns, features, tensors = arguments("ragged", True, dtype)
-        inputs = [
-            x.requires_grad_() if isinstance(x, torch.Tensor) and x.is_floating_point() else x
-            for x in (*_inputs(*patterns, features), *tensors)
-        ]
-        is_key = torch.empty(0, 0, dtype=torch.bool)
-        # The compiled kernel adds up in another order under the tracing of aot_dispatch.
-        tests = ("test_schema", "test_autograd_registration", "test_faketensor")
-        opcheck(_feature_attention, (*inputs, is_key, False, True), test_utils=tests)
+        for separate, heads in ((True, ()), (False, (2,))):
+            patterns, features, tokens = arguments("ragged", separate, dtype, heads=heads)
+            attention = record(patterns, features, tokens)
+            for x in given(attention).values():
+                x.requires_grad_()
+            _feature_attention.check(attention, test_utils=tests)
+            if dtype == torch.float32:
+                weights = PackedWeights(*patterns, features)
+                _packed_attention.check(
+                    PackedAttention(attention.factors, weights.packed, *attention[5:]), test_utils=tests
+                )
 
 
 def test_layouts_are_made_once_and_kept_as_long_as_the_features(monkeypatch):
@@ -172,7 +223,7 @@ def test_frozen_f_still_gives_gradients_of_the_inputs():
 
 def tiled_mask() -> tm.WalkMask:
     mask = tm.WalkMask(tm.grid_graph(12, 12), seed=0)
-    assert mask.tile_work is not None
+    assert mask.on().cost().tiles is not None
     return mask
 
 
@@ -193,7 +244,6 @@ def test_compiles_in_one_graph():
 def test_copies_and_selections_keep_apart():
     """A copy has no suggested order of rows, and a selection of keys suggests one for the same queries."""
     mask = copy.deepcopy(tiled_mask())
-    assert not mask._kept
     q, k, v = torch.randn(3, 1, 1, 144, 8)
     nodes = torch.arange(0, 144, 2)
     with torch.no_grad():

@@ -1,7 +1,6 @@
 import numpy as np
 import pytest
 import torch
-from torch.library import opcheck
 
 import topomask as tm
 from topomask.ops import forest_sums as ops
@@ -43,10 +42,10 @@ def test_matches_all_distances(name, growing):
         wanted = torch.autograd.grad((expected * grad).sum(), [rates, c, x])
         logs = rates[:, :, None] * lengths
         for backend in (numba, reference):
-            inputs = logs.detach(), c.detach(), x.detach()
-            torch.testing.assert_close(backend.forest_sums(forest, *inputs, growing), expected)
-            grad_logs, grad_c, grad_x = backend.forest_sums_backward(forest, *inputs, grad, growing)
-            got = (grad_logs * lengths).sum(dim=-1), grad_c, grad_x
+            sums = ops.Sums(forest, logs.detach(), c.detach(), x.detach(), growing)
+            torch.testing.assert_close(backend.forest_sums(sums), expected)
+            grads = backend.forest_sums_backward(sums, grad)
+            got = (grads["logs"] * lengths).sum(dim=-1), grads["coefficients"], grads["x"]
             for a, b in zip(got, wanted, strict=True):
                 torch.testing.assert_close(a, b)
 
@@ -68,5 +67,5 @@ def test_op_is_registered():
     logs = (-torch.rand(2, 1, 12, dtype=torch.float64)).requires_grad_()
     c = torch.randn(2, 1, dtype=torch.float64, requires_grad=True)
     x = torch.randn(1, 2, 12, 3, dtype=torch.float64, requires_grad=True)
-    opcheck(ops._forest_sums, (list(forest), logs, c, x, False))
+    ops._forest_sums.check(ops.Sums(forest, logs, c, x, False))
     assert torch.autograd.gradcheck(lambda *inputs: forest_sums(forest, *inputs), (logs, c, x), fast_mode=True)

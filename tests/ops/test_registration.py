@@ -2,37 +2,33 @@
 
 import pytest
 import torch
-from torch.library import opcheck
 
 import topomask as tm
-from registry import MASKS, ragged_graph, walk_mask
-from topomask.ops.feature_values import _feature_values
-from topomask.ops.pair_values import _pair_values
-from topomask.ops.sparse_product import _sddmm, _spmm
+from helpers.graphs import ragged_graph
+from helpers.mask_cases import MASKS
+from helpers.mask_cases.walks import walk_mask
+from topomask.ops import feature_values, pair_values, sparse_product
 
 
 def test_opcheck():
     mask = walk_mask(ragged_graph(), num_heads=2)
-    query, key = mask.features
+    query, key = mask.walks
     pattern = query.pattern
-    values = torch.randn(query.num_nonzeros, dtype=torch.float64, requires_grad=True)
-    x, y = (torch.randn(22, 3, dtype=torch.float64, requires_grad=True) for _ in range(2))
-    for transpose in (False, True):
-        opcheck(_spmm, (*pattern, values, x, transpose))
-    opcheck(_sddmm, (*pattern, x, y))
+    for heads in ((), (3,)):
+        values, key_values = (
+            torch.randn(*heads, side.num_nonzeros, dtype=torch.float64, requires_grad=True) for side in (query, key)
+        )
+        x, y = (torch.randn(*heads, 22, 3, dtype=torch.float64, requires_grad=True) for _ in range(2))
+        for transpose in (False, True):
+            sparse_product._spmm_op.check(sparse_product._Product(pattern, values, x, transpose))
+        sparse_product._sddmm_op.check(sparse_product._Samples(pattern, x, y))
+        pairs, factors = mask.on().entries().pattern, pair_values.join_factors(pattern, key.pattern)
+        product = pair_values.Product(pairs.row_ptr, pairs.columns, factors, values, key_values)
+        pair_values._pair_values.check(product)
     f = torch.randn(2, 4, dtype=torch.float64, requires_grad=True)
-    opcheck(_feature_values, (f, query.head_ptr, query.entry_ptr, query.lengths, query.loads))
-    pairs = mask.pattern()
-    key_values = torch.randn(key.num_nonzeros, dtype=torch.float64, requires_grad=True)
-    structure = (
-        pairs.row_ptr,
-        pairs.columns,
-        pattern.row_ptr,
-        pattern.columns,
-        key.pattern.column_ptr,
-        key.pattern.rows,
-    )
-    opcheck(_pair_values, (*structure, 22, values, key_values))
+    for head_ptr in (query.head_ptr, None):
+        walks = feature_values.Walks(head_ptr, query.entry_ptr, query.lengths, query.loads)
+        feature_values._modulate_op.check(feature_values._Modulation(f, walks))
 
 
 COMPILED = [
@@ -80,8 +76,8 @@ def test_fullgraph_compile_gives_the_same(name, attend):
     torch.manual_seed(0)
     torch._dynamo.reset()
     mask = MASKS[name]()
-    inputs = torch.randn(3, 2, mask.num_heads, mask.num_keys, 4, dtype=torch.float64).unbind()
-    ways = ["dense"] + ["features"] * (attend is tm.masked_attention) + ["pairs"] * (mask.num_pairs_bound is not None)
+    inputs = torch.randn(3, 2, mask.num_heads, mask.on().num_keys, 4, dtype=torch.float64).unbind()
+    ways = ["dense"] + ["product"] * (attend is tm.masked_attention) + ["pairs"] * (mask.on().cost().pairs is not None)
     for strategy in ways:
         found = []
         for wrap in (lambda run: torch.compile(run, fullgraph=True, backend="aot_eager"), lambda run: run):
@@ -103,7 +99,7 @@ def test_compiled_attention_takes_batches_of_any_size(name, attend):
     mask = MASKS[name]()
     compiled = torch.compile(lambda q: attend(q, q, q, mask), fullgraph=True, backend="aot_eager")
     for size in (4, 3, 1):
-        q = torch.randn(size, mask.num_heads, mask.num_keys, 4, dtype=torch.float64, requires_grad=True)
+        q = torch.randn(size, mask.num_heads, mask.on().num_keys, 4, dtype=torch.float64, requires_grad=True)
         found = [[out, *torch.autograd.grad(out.square().sum(), [q])] for out in (compiled(q), attend(q, q, q, mask))]
         for ours, theirs in zip(*found, strict=True):
             torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
@@ -114,7 +110,7 @@ def test_products_compile(name):
     torch.manual_seed(0)
     torch._dynamo.reset()
     mask = MASKS[name]()
-    x = torch.randn(2, mask.num_heads, mask.num_keys, 3, dtype=torch.float64, requires_grad=True)
+    x = torch.randn(2, mask.num_heads, mask.on().num_keys, 3, dtype=torch.float64, requires_grad=True)
     found = []
     for run in (torch.compile(mask, fullgraph=True, backend="aot_eager"), lambda x: mask @ x):
         out = run(x)

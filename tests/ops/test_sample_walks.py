@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import topomask as tm
-from registry import directed_graph, ragged_batch, ragged_graph, signed_graph, star_graph
+from helpers.graphs import directed_graph, ragged_batch, ragged_graph, signed_graph, star_graph
 from topomask.ops.sample_walks import WalkSettings, numba, reference
 
 GRAPHS = {

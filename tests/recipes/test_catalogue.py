@@ -5,7 +5,7 @@ from topomask.recipes.catalogue import catalogue
 from topomask.recipes.named_graphs import load_graph
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "studies"])
 def test_every_name_has_a_line(kind):
     lines = list(catalogue(kind))
     assert len({name for name, _ in lines}) == len(lines) > 3

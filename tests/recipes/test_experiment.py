@@ -3,10 +3,10 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-import training
+from helpers import training
+from helpers.training import make_data
 from topomask.recipes.experiment import Experiment
 from topomask.train import Classification, evaluate, find_checkpoint, load_weights, read_checkpoint
-from training import make_data
 
 
 @dataclass(frozen=True, kw_only=True)

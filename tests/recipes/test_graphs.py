@@ -4,13 +4,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from graph_files import write_graphs
-from topomask.config import apply_overrides
+from experiments.reproduce.study import numbers_config
+from helpers.graph_files import write_graphs
 from topomask.data import MissingDataError, motifs
 from topomask.data.tu import TU_SETS, TUEntry
 from topomask.recipes.graphs import GraphData, gkat, gkat_diffusion, graphs, graphs_baseline, motif
 from topomask.recipes.registry import load_run
-from topomask.recipes.reproduce.study import numbers_config
+from topomask.support.config import apply_overrides
 from topomask.train import CheckpointError
 
 SMALL = ["model.depth=1", "model.dim=8", "model.num_heads=2", "train.epochs=2", "train.progress=false"]

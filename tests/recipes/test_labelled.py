@@ -3,11 +3,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from data_files import write_mnist
+from helpers.data_files import write_mnist
 from topomask.data import MissingDataError
 from topomask.models import VisionTransformerConfig
+from topomask.recipes.experiment import fill
 from topomask.recipes.images import digits, mnist
-from topomask.recipes.labelled import LabelledData, fill
+from topomask.recipes.labelled import LabelledData
 from topomask.recipes.videos import moving_digits
 
 
@@ -80,7 +81,7 @@ def test_the_test_set_of_generated_videos_stays_whole():
         (digits(), LabelledData("moving-digits", num_videos=2, size=16), "holds videos. Take a recipe for videos"),
         (moving_digits(), LabelledData("digits"), "holds pictures. Take a recipe for pictures"),
         (digits(), LabelledData("particles"), "'particles', which has no classes"),
-        (digits(), LabelledData("digits", num_frames=3), "`data.num_frames` says nothing to the data set 'digits'"),
+        (digits(), LabelledData("digits", num_frames=3), "data set 'digits' has no option `num_frames`"),
         (digits(), LabelledData("digitz"), "Did you mean 'digits'"),
     ],
 )

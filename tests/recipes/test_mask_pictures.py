@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import topomask as tm
+from topomask.masks.walking import WalkOperator
 from topomask.recipes import mask_pictures
 from topomask.recipes.mask_pictures import draw_mask
 
@@ -51,11 +52,11 @@ def test_facts_are_those_of_the_mask(tmp_path):
     assert facts["smallest, largest entry"] == "0, 1"
     assert facts["eigenvalues"].startswith("0 to 2") or re.match(r"-?\d\.?\d*e-1\d to 2", facts["eigenvalues"])
     assert facts["learnable numbers"] == "2"
-    assert facts["linear attention, width 64"].startswith("dense: the least estimated time")
+    assert facts["linear attention, width 64"].startswith("dense: lowest estimated time")
 
 
 def test_large_graphs_show_rows_alone(tmp_path, monkeypatch):
-    monkeypatch.setattr(tm.WalkMask, "to_dense", lambda mask: pytest.fail("the whole mask is formed"))
+    monkeypatch.setattr(WalkOperator, "to_dense", lambda operator: pytest.fail("the whole mask is formed"))
     facts = dict(
         draw_mask("walk", "grid:50x50", tmp_path / "mask.png", settings={"symmetric": False, "num_heads": 2}, head=1)
     )

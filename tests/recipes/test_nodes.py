@@ -4,11 +4,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from graph_files import write_nodes
-from topomask.config import apply_overrides
+from experiments.reproduce.study import numbers_config
+from helpers.graph_files import write_nodes
 from topomask.recipes.nodes import NodeData, nodes, nodes_baseline
 from topomask.recipes.registry import load_run
-from topomask.recipes.reproduce.study import numbers_config
+from topomask.support.config import apply_overrides
 from topomask.train.journal import read_metrics
 
 SMALL = ["model.depth=1", "model.dim=8", "model.num_heads=2", "train.epochs=30", "train.progress=false"]

@@ -4,9 +4,10 @@ import torch
 from matplotlib.figure import Figure
 
 import topomask as tm
-from registry import ragged_graph, walk_mask
-from topomask.files import write_atomically
+from helpers.graphs import ragged_graph
+from helpers.mask_cases.walks import walk_mask
 from topomask.recipes.plots import DIVERGING, SEQUENTIAL, draw_on_graph, mask_rows, save_figure, shades
+from topomask.support.files import write_atomically
 
 
 def test_rows_are_those_of_the_dense_mask():

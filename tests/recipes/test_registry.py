@@ -4,10 +4,10 @@ import json
 import pytest
 import torch
 
-from data_files import write_mnist, write_pictures, write_video
-from small_runs import SMALL
-from topomask.config import apply_overrides, from_dict, to_dict
+from helpers.data_files import write_mnist, write_pictures, write_video
+from helpers.small_runs import SMALL
 from topomask.recipes.registry import RECIPES, load_run, recipe
+from topomask.support.config import apply_overrides, from_dict, to_dict
 
 # The shapes that the data would say.
 SHAPES = {

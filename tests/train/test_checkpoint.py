@@ -8,7 +8,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import topomask as tm
-import training
+from helpers import training
 from topomask.train import CheckpointError, OptimConfig, build_optimizer, load_weights, read_checkpoint, save_checkpoint
 from topomask.train import checkpoint as checkpoint_module
 from topomask.train.checkpoint import restore_checkpoint

@@ -6,8 +6,8 @@ import torch
 from sklearn.metrics import roc_auc_score
 
 import topomask as tm
-import training
-from registry import star_graph
+from helpers import training
+from helpers.graphs import star_graph
 from topomask import train
 from topomask.data import GraphBatches, GraphSet, NodeSet
 from topomask.models import GraphMaskOptions, GraphNetworkConfig, GraphTransformerConfig

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-import training
-from topomask.config import from_dict, to_dict
+from helpers import training
 from topomask.data import Batches, ParticleSet
+from topomask.support.config import from_dict, to_dict
 from topomask.train import (
     Classification,
     NonFiniteError,
@@ -115,7 +115,7 @@ def test_the_same_seed_gives_the_same_run_and_another_seed_another(tmp_path):
     ]
     first, second, third = (result.model.state_dict() for result in results)
     assert all(torch.equal(value, second[name]) for name, value in first.items())
-    assert not torch.equal(first["attention.mask.walks"], third["attention.mask.walks"])
+    assert not torch.equal(first["attention.mask._extra_state"], third["attention.mask._extra_state"])
     assert not torch.equal(first["head.weight"], third["head.weight"])
 
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-import training
-from topomask.config import to_dict
+from helpers import training
+from topomask.support.config import to_dict
 from topomask.train import OptimConfig, TrainConfig, build_optimizer, learning_rate
 
 

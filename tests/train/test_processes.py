@@ -8,24 +8,27 @@ import pytest
 import torch
 
 import topomask as tm
-import training
-import two_processes
+from helpers import training, two_processes
 from topomask.train import join_processes, read_checkpoint, read_metrics
 from topomask.train.processes import check_precision
 
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory) -> Path:
-    """What two processes have left; see two_processes.py."""
+    """What two processes have left; see helpers/two_processes.py."""
     folder = tmp_path_factory.mktemp("shared")
     source = Path(tm.__file__).parents[1]
     environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join([str(source), str(Path(training.__file__).parent)]),
+        "PYTHONPATH": os.pathsep.join([str(source), str(Path(training.__file__).parents[1])]),
         "OMP_NUM_THREADS": "1",
     }
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     done = subprocess.run(
-        [*command, "-m", "two_processes", str(folder)], env=environment, capture_output=True, text=True, timeout=300
+        [*command, "-m", "helpers.two_processes", str(folder)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr
     return folder

@@ -6,7 +6,7 @@ import pytest
 from matplotlib.figure import Figure
 from torch import nn
 
-import training
+from helpers import training
 from topomask.train import plot_metric, plot_modulations, plot_run, read_metrics
 from topomask.train.journal import Journal
 from topomask.train.progress import Progress, _clock

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 import topomask as tm
-import training
-from topomask import costs
+from helpers import training
+from topomask.attention import costs
 from topomask.train import (
     CheckpointError,
     Classification,
@@ -38,8 +38,8 @@ def whole(tmp_path_factory) -> Path:
 
 def test_a_run_that_was_killed_again_and_again_gives_the_same_numbers(tmp_path):
     source = Path(tm.__file__).parents[1]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(source), str(Path(training.__file__).parent)])}
-    command = [sys.executable, "-m", "killed_runs", str(tmp_path), "0"]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(source), str(Path(training.__file__).parents[1])])}
+    command = [sys.executable, "-m", "helpers.killed_runs", str(tmp_path), "0"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     at_lines, at_moments = json.loads(done.stdout)

@@ -3,39 +3,38 @@
 from __future__ import annotations
 
 import argparse
+import importlib
+import sys
 from collections.abc import Sequence
-from pathlib import Path
-from types import ModuleType
 
 import topomask
-from topomask.cli import bench, doctor, evaluate, listing, mask, predict, reproduce, train
-from topomask.cli.failures import plain_failures
 
-_VERBS: dict[str, tuple[ModuleType, str]] = {
-    "train": (train, "train by a recipe"),
-    "eval": (evaluate, "evaluate a model that was trained"),
-    "predict": (predict, "classify pictures and videos, follow particles"),
-    "reproduce": (reproduce, "tables and figures of the papers"),
-    "mask": (mask, "draw a mask on a graph"),
-    "bench": (bench, "run benchmarks (from a checkout)"),
-    "doctor": (doctor, "versions, backends and a self-test"),
-    "list": (listing, "recipes, kinds of attention, data sets, masks, graphs, studies"),
+# Every verb: its module, and what it does. Only the module of the verb that is asked for is imported.
+VERBS = {
+    "demo": ("demo", "a tour of two minutes with a report (from a checkout)"),
+    "train": ("train", "train by a recipe"),
+    "eval": ("evaluate", "evaluate a model that was trained"),
+    "predict": ("predict", "classify pictures and videos, follow particles"),
+    "reproduce": ("reproduce", "tables and figures of the papers (from a checkout)"),
+    "mask": ("mask", "draw a mask on a graph"),
+    "bench": ("bench", "run benchmarks (from a checkout)"),
+    "doctor": ("doctor", "versions, backends and a self-test"),
+    "list": ("listing", "recipes, kinds of attention, data sets, masks, graphs, studies"),
 }
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point of ``topomask`` and of ``python -m topomask``."""
+    arguments = sys.argv[1:] if arguments is None else list(arguments)
     parser = argparse.ArgumentParser(prog="topomask", description="Masked linear attention on graphs.")
     parser.add_argument("--version", action="version", version=f"topomask {topomask.__version__}")
     verbs = parser.add_subparsers(title="verbs", required=True, metavar="verb")
-
-    demo_parser = verbs.add_parser("demo", help="a tour of two minutes with a report")
-    demo_parser.add_argument("--output", type=Path, default=Path("demo_output"), help="folder of report and pictures")
-    demo_parser.set_defaults(run=_demo)
-    for name, (module, about) in _VERBS.items():
+    for name, (home, about) in VERBS.items():
         verb = verbs.add_parser(name, help=about)
-        module.add_arguments(verb)
-        verb.set_defaults(run=module.run)
+        if name in arguments:
+            module = importlib.import_module(f"topomask.cli.{home}")
+            module.add_arguments(verb)
+            verb.set_defaults(run=module.run)
 
     options, rest = parser.parse_known_args(arguments)
     # Fields may also stand behind options.
@@ -45,10 +44,3 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if fields:
         options.overrides += fields
     options.run(options)
-
-
-@plain_failures
-def _demo(options: argparse.Namespace) -> None:
-    from topomask.recipes import demo
-
-    demo.main(options.output)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterable
 
+from topomask.cli.checkout import find_checkout, import_from_checkout
 from topomask.cli.failures import plain_failures
 
 KINDS = ("recipes", "attention", "data", "masks", "graphs", "studies")
@@ -18,10 +20,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 @plain_failures
 def run(options: argparse.Namespace) -> None:
     """Print names with a line on each."""
-    from topomask.recipes.catalogue import catalogue
-
-    for kind in KINDS if options.kind is None else (options.kind,):
+    for kind in _all_kinds() if options.kind is None else (options.kind,):
+        lines = _lines(kind)
         print(f"{kind}:")
-        for name, about in catalogue(kind):
+        for name, about in lines:
             print(f"  {name:22s} {about}")
         print()
+
+
+def _all_kinds() -> tuple[str, ...]:
+    return KINDS if find_checkout() is not None else tuple(kind for kind in KINDS if kind != "studies")
+
+
+def _lines(kind: str) -> Iterable[tuple[str, str]]:
+    if kind == "studies":
+        return import_from_checkout("experiments.reproduce.registry").catalogue()
+    from topomask.recipes.catalogue import catalogue
+
+    return catalogue(kind)

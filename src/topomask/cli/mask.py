@@ -6,7 +6,8 @@ import argparse
 from pathlib import Path
 
 from topomask.cli.failures import plain_failures
-from topomask.recipes.named_masks import MASKS, parse_settings
+from topomask.masks.registry import ON_GRAPHS
+from topomask.recipes.named_masks import parse_settings
 
 _GRAPHS = "grid:16x16, path:64, cycle:32, hypercube:6, knn:200:4, tree:100, ba:100:2"
 _FILES = "edge list (.txt, .csv, .tsv, .edges), .npz, .mtx, .gml, .graphml or mesh (.obj)"
@@ -16,7 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Say what the verb takes."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.description = "Draw a mask: rows on the graph, all entries, spectrum."
-    listed = "\n".join(f"  {name:20s} {recipe.about}" for name, recipe in sorted(MASKS.items()))
+    listed = "\n".join(f"  {name:20s} {entry.about}, {entry.product}" for name, entry in sorted(ON_GRAPHS.items()))
     parser.epilog = (
         f"masks:\n{listed}\n\nexample:\n"
         "  topomask mask walk --graph grid:16x16 --node 120 --set num_walks=50 --output mask.png"

@@ -7,6 +7,7 @@ import os
 from functools import partial
 from pathlib import Path
 
+from topomask.cli.checkout import import_from_checkout
 from topomask.cli.failures import plain_failures
 
 _RESULTS, _RUNS = Path("results"), Path("runs")
@@ -18,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Say what the verb takes."""
     parser.description = (
         "Reproduce a table or figure: what has no result yet is run, what was stopped goes on, and the paper's values "
-        "are printed beside ours."
+        "are printed beside ours. Needs a checkout."
     )
     parser.add_argument(
         "study",
@@ -50,17 +51,17 @@ def run(options: argparse.Namespace) -> None:
         raise ValueError(f"`--threads` must be at least 1, but is {options.threads}.")
     if options.data is not None:
         os.environ["TOPOMASK_DATA"] = str(options.data.resolve())
+    studies = import_from_checkout("experiments.reproduce.registry")
     import torch
 
     from topomask.recipes.pages import to_html, to_text
     from topomask.recipes.plots import write_content
-    from topomask.recipes.reproduce.registry import compare, reproduce, studies_of
 
     if options.threads is not None:
         torch.set_num_threads(options.threads)
     sections = []
-    for name in studies_of(options.study):
-        section = reproduce(
+    for name in studies.studies_of(options.study):
+        section = studies.reproduce(
             name,
             options.results,
             options.runs,
@@ -71,7 +72,7 @@ def run(options: argparse.Namespace) -> None:
         )
         print(to_text(section))
         sections.append(section)
-    together = compare("All of these tables", [options.study], options.results, options.overrides)
+    together = studies.compare("All of these tables", [options.study], options.results, options.overrides)
     if together is not None:
         print(to_text(together))
         sections.append(together)

@@ -25,9 +25,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 @partial(plain_failures, go_on="What was saved is whole; the same command goes on with --resume.")
 def run(options: argparse.Namespace) -> None:
     """Train, and draw what happened."""
-    from topomask.config import apply_overrides, field_table
     from topomask.recipes.registry import recipe
     from topomask.recipes.training import train_recipe
+    from topomask.support.config import apply_overrides, field_table
 
     experiment = apply_overrides(recipe(options.recipe), options.overrides)
     if options.fields:

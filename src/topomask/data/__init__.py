@@ -5,28 +5,37 @@ memory is an :class:`InMemorySet`. :class:`Batches` goes through a data set in a
 
 Graphs come from :func:`tu_dataset` and :func:`motifs`, as a :class:`GraphSet` that :class:`GraphBatches` goes through,
 and one graph with classes of its nodes from :func:`node_set`.
+
+Names are imported when they are first used, so that whoever reads pictures imports nothing for graphs.
 """
 
-from topomask.data.archives import UnsafeArchiveError, extract
-from topomask.data.augment import Augment, normalize, random_crop, random_flip
-from topomask.data.batches import Batches
-from topomask.data.download import DownloadError
-from topomask.data.folds import Fold, fair_splits, stratified_folds
-from topomask.data.graph_set import GraphBatch, GraphBatches, GraphSet
-from topomask.data.image_folder import ImageFolder
-from topomask.data.in_memory import InMemorySet, to_memory
-from topomask.data.labelled_set import LabelledSet
-from topomask.data.mass_spring import Material
-from topomask.data.motifs import MOTIFS, motifs
-from topomask.data.moving_digits import MovingDigits
-from topomask.data.node_sets import NODE_SETS, NodeBatch, NodeSet, node_set
-from topomask.data.particles import ParticleSet, Trajectory
-from topomask.data.pictures import read_image, read_video
-from topomask.data.registry import ENTRIES, Entry, load
-from topomask.data.root import MissingDataError, data_root
-from topomask.data.splits import stratified_split
-from topomask.data.tu import TU_SETS, tu_dataset
-from topomask.data.video_folder import VideoFolder
+import sys
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from topomask.support.lazy_names import lazy_names
+
+if TYPE_CHECKING:
+    from topomask.data.archives import UnsafeArchiveError, extract
+    from topomask.data.augment import Augment, normalize, random_crop, random_flip
+    from topomask.data.batches import Batches
+    from topomask.data.download import DownloadError
+    from topomask.data.folds import Fold, fair_splits, stratified_folds
+    from topomask.data.graph_set import GraphBatch, GraphBatches, GraphSet
+    from topomask.data.image_folder import ImageFolder
+    from topomask.data.in_memory import InMemorySet, to_memory
+    from topomask.data.labelled_set import LabelledSet
+    from topomask.data.mass_spring import Material
+    from topomask.data.motifs import MOTIFS, motifs
+    from topomask.data.moving_digits import MovingDigits
+    from topomask.data.node_sets import NODE_SETS, NodeBatch, NodeSet, node_set
+    from topomask.data.particles import ParticleSet, Trajectory
+    from topomask.data.pictures import read_image, read_video
+    from topomask.data.registry import ENTRIES, Entry, load
+    from topomask.data.root import MissingDataError, data_root
+    from topomask.data.splits import stratified_split
+    from topomask.data.tu import TU_SETS, tu_dataset
+    from topomask.data.video_folder import VideoFolder
 
 __all__ = [
     "ENTRIES",
@@ -69,3 +78,40 @@ __all__ = [
     "to_memory",
     "tu_dataset",
 ]
+
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "archives": ("UnsafeArchiveError", "extract"),
+        "augment": ("Augment", "normalize", "random_crop", "random_flip"),
+        "batches": ("Batches",),
+        "download": ("DownloadError",),
+        "folds": ("Fold", "fair_splits", "stratified_folds"),
+        "graph_set": ("GraphBatch", "GraphBatches", "GraphSet"),
+        "image_folder": ("ImageFolder",),
+        "in_memory": ("InMemorySet", "to_memory"),
+        "labelled_set": ("LabelledSet",),
+        "mass_spring": ("Material",),
+        "motifs": ("MOTIFS", "motifs"),
+        "moving_digits": ("MovingDigits",),
+        "node_sets": ("NODE_SETS", "NodeBatch", "NodeSet", "node_set"),
+        "particles": ("ParticleSet", "Trajectory"),
+        "pictures": ("read_image", "read_video"),
+        "registry": ("ENTRIES", "Entry", "load"),
+        "root": ("MissingDataError", "data_root"),
+        "splits": ("stratified_split",),
+        "tu": ("TU_SETS", "tu_dataset"),
+        "video_folder": ("VideoFolder",),
+    },
+)
+
+
+class _Package(ModuleType):
+    """Keeps the function :func:`motifs`, which would be hidden once somebody imports the module of the same name."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name != "motifs" or not isinstance(value, ModuleType):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import IO
 
-from topomask.files import remove_leftovers, temporary_beside
+from topomask.support.files import remove_leftovers, temporary_beside
 
 _CHUNK = 1 << 20
 _GIB = 1 << 30

@@ -6,7 +6,7 @@ import torch
 
 from topomask.data.in_memory import InMemorySet
 from topomask.data.splits import check_split, first, stratified_split
-from topomask.extras import need
+from topomask.support.extras import need
 
 
 def digits(

@@ -13,7 +13,7 @@ from functools import partial
 from http.client import HTTPException
 from pathlib import Path
 
-from topomask.files import remove_leftovers, write_atomically
+from topomask.support.files import remove_leftovers, write_atomically
 
 _CHUNK = 1 << 20
 _TIMEOUT_SECONDS = 60.0

@@ -21,8 +21,7 @@ class GraphBatch(NamedTuple):
 
     x: Tensor  # features of all nodes, [N, F]
     labels: Tensor  # class of every graph, [G]
-    graph: Graph  # all graphs as one, block by block
-    parts: tuple[Graph, ...]  # the graphs themselves, which come again in other batches
+    graph: Graph  # all graphs as one, block by block; it remembers its parts, which come again in other batches
 
 
 @final
@@ -212,9 +211,8 @@ class GraphSet(Dataset[tuple[Graph, Tensor, int]]):
         places = self._places(indices)
         if not places:
             raise ValueError("`indices` has no graphs. Pass at least one.")
-        parts = tuple(self.graphs[k] for k in places)
         x = torch.cat([self.features[k] for k in places])
-        return GraphBatch(x, self.labels[places], Graph.batch(parts), parts)
+        return GraphBatch(x, self.labels[places], Graph.batch([self.graphs[k] for k in places]))
 
     def _places(self, indices: Iterable[int] | Tensor) -> list[int]:
         """Places of graphs; of a mask, those where it is true."""

@@ -17,9 +17,9 @@ from topomask.data.archives import READ_ERRORS
 from topomask.data.checks import check_finite, check_labels, class_numbers
 from topomask.data.root import data_root, missing
 from topomask.data.splits import check_split
-from topomask.files import write_atomically
 from topomask.graph import Graph
 from topomask.nn import SparseRows
+from topomask.support.files import write_atomically
 
 Array = npt.NDArray[Any]
 Scaling = Literal["none", "binary", "row"]

@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from torch.utils.data import Dataset
 
-from topomask.data.cifar import cifar10
-from topomask.data.digits import digits
-from topomask.data.image_folder import image_folder
-from topomask.data.mnist import fashion_mnist, mnist
-from topomask.data.moving_digits import moving_digits
-from topomask.data.particles import ParticleSet
-from topomask.data.tiny_imagenet import tiny_imagenet_50
-from topomask.data.video_folder import video_folder
-from topomask.near_names import did_you_mean
+from topomask.support.near_names import check_options, did_you_mean
 
 
 @dataclass(frozen=True)
@@ -26,14 +19,22 @@ class Entry:
     """A data set that can be loaded by name.
 
     Args:
-        make: A function of the split and options that makes the data set.
+        home: The module of :mod:`topomask.data` that it lives in, and its function of the split and options, as in
+            ``"cifar:cifar10"``; imported when the set is asked for.
         held_out: The split that is evaluated on.
         summary: What it is, in a few words.
     """
 
-    make: Callable[..., Dataset[Any]]
+    home: str
     held_out: str
     summary: str
+
+    @property
+    def make(self) -> Callable[..., Dataset[Any]]:
+        """The function of the split and options that makes the data set."""
+        module, _, function = self.home.partition(":")
+        make: Callable[..., Dataset[Any]] = getattr(importlib.import_module(f"topomask.data.{module}"), function)
+        return make
 
     def options(self) -> tuple[str, ...]:
         """Names of the options, `split` and `root` aside."""
@@ -41,15 +42,19 @@ class Entry:
 
 
 ENTRIES: dict[str, Entry] = {
-    "cifar10": Entry(cifar10, "test", "50,000 + 10,000 colour pictures of 32 x 32 in 10 classes"),
-    "digits": Entry(digits, "test", "1,797 handwritten digits of 8 x 8, part of scikit-learn"),
-    "fashion-mnist": Entry(fashion_mnist, "test", "60,000 + 10,000 grey pictures of clothes, 28 x 28"),
-    "image-folder": Entry(image_folder, "val", "any folder or zip archive of train/<class>/*.jpg, val/<class>/*.jpg"),
-    "mnist": Entry(mnist, "test", "60,000 + 10,000 handwritten digits of 28 x 28"),
-    "moving-digits": Entry(moving_digits, "test", "generated videos of digits in 10 motions"),
-    "particles": Entry(ParticleSet, "test", "generated trajectories of soft bodies that fall on a floor"),
-    "tiny-imagenet-50": Entry(tiny_imagenet_50, "val", "25,000 + 2,500 colour pictures of 64 x 64 in 50 classes"),
-    "video-folder": Entry(video_folder, "val", "any folder of train/<class>/*.mp4, val/<class>/*.mp4"),
+    "cifar10": Entry("cifar:cifar10", "test", "50,000 + 10,000 colour pictures of 32 x 32 in 10 classes"),
+    "digits": Entry("digits:digits", "test", "1,797 handwritten digits of 8 x 8, part of scikit-learn"),
+    "fashion-mnist": Entry("mnist:fashion_mnist", "test", "60,000 + 10,000 grey pictures of clothes, 28 x 28"),
+    "image-folder": Entry(
+        "image_folder:image_folder", "val", "any folder or zip archive of train/<class>/*.jpg, val/<class>/*.jpg"
+    ),
+    "mnist": Entry("mnist:mnist", "test", "60,000 + 10,000 handwritten digits of 28 x 28"),
+    "moving-digits": Entry("moving_digits:moving_digits", "test", "generated videos of digits in 10 motions"),
+    "particles": Entry("particles:ParticleSet", "test", "generated trajectories of soft bodies that fall on a floor"),
+    "tiny-imagenet-50": Entry(
+        "tiny_imagenet:tiny_imagenet_50", "val", "25,000 + 2,500 colour pictures of 64 x 64 in 50 classes"
+    ),
+    "video-folder": Entry("video_folder:video_folder", "val", "any folder of train/<class>/*.mp4, val/<class>/*.mp4"),
 }
 
 
@@ -68,11 +73,10 @@ def load(name: str, root: str | Path | None = None, split: str = "train", **opti
         (10, (1, 8, 8))
     """
     if name not in ENTRIES:
-        raise ValueError(f"`name` is {name!r}, but there is no such data set.{_suggest(name, ENTRIES)}")
+        known = f"{did_you_mean(name, ENTRIES)} There are: {', '.join(ENTRIES)}."
+        raise ValueError(f"`name` is {name!r}, but there is no such data set.{known}")
     entry = ENTRIES[name]
-    for option in options:
-        if option not in entry.options():
-            raise ValueError(f"The data set {name!r} has no option {option!r}.{_suggest(option, entry.options())}")
+    check_options(f"data set {name!r}", options, entry.options())
     accepted = inspect.signature(entry.make).parameters
     for option in entry.options():
         if accepted[option].default is inspect.Parameter.empty and option not in options:
@@ -83,8 +87,3 @@ def load(name: str, root: str | Path | None = None, split: str = "train", **opti
     if "root" in accepted:
         options["root"] = root
     return entry.make(split, **options)
-
-
-def _suggest(word: str, known: Iterable[str]) -> str:
-    known = sorted(known)
-    return f"{did_you_mean(word, known)} There are: {', '.join(known)}."

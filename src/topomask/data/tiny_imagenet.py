@@ -10,7 +10,7 @@ from topomask.data.download import RemoteFile, fetch
 from topomask.data.image_folder import ImageFolder
 from topomask.data.in_memory import InMemorySet, to_memory
 from topomask.data.root import data_root, missing
-from topomask.files import remove_leftovers, write_atomically
+from topomask.support.files import remove_leftovers, write_atomically
 
 _NAME = "tiny-imagenet-50.zip"
 _EVERY = 4

@@ -20,7 +20,7 @@ from topomask.data.degrees import MAX_DEGREE, DegreeInput, degree_features
 from topomask.data.graph_set import GraphSet
 from topomask.data.root import data_root, missing
 from topomask.graph import Graph
-from topomask.near_names import did_you_mean
+from topomask.support.near_names import did_you_mean
 
 Array = npt.NDArray[Any]
 _CHUNK = 1 << 25

@@ -12,7 +12,7 @@ from topomask.data.in_memory import InMemorySet, to_memory
 from topomask.data.labelled_set import LabelledSet
 from topomask.data.pictures import read_video
 from topomask.data.root import find_path
-from topomask.extras import need
+from topomask.support.extras import need
 
 _SUFFIXES = frozenset({".mp4", ".m4v", ".mov", ".avi", ".mkv", ".webm", ".mpg", ".mpeg"})
 

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
-from topomask.masks.base import Mask
+from topomask.graph import Graph
+from topomask.masks.cost import Cost
+from topomask.masks.mask import Mask
+from topomask.masks.operator import Operator
+from topomask.masks.submatrix import gather
 
 
 class DenseMask(Mask):
@@ -21,59 +27,69 @@ class DenseMask(Mask):
     """
 
     matrix: Tensor
+    takes_graph = False
 
     def __init__(self, matrix: Tensor) -> None:
-        super().__init__()
         if matrix.ndim not in (2, 3) or not matrix.is_floating_point():
             raise ValueError(
                 f"`matrix` must have shape [N_q, N_k] or [H, N_q, N_k] and a floating dtype, but has shape "
                 f"{tuple(matrix.shape)} and dtype {matrix.dtype}. Convert it with .float()."
             )
+        super().__init__(num_heads=1 if matrix.ndim == 2 else len(matrix))
         if isinstance(matrix, nn.Parameter):
             self.matrix = matrix
         else:
             self.register_buffer("matrix", matrix)
-        self.num_heads = 1 if matrix.ndim == 2 else len(matrix)
-        self.num_queries, self.num_keys = matrix.shape[-2:]
+
+    def on(self, graph: Graph | None = None, walks: Any = None) -> Operator:
+        """The matrix as an operator."""
+        return self._without_graph(lambda: DenseOperator(self, self.matrix), graph, walks)
+
+
+class DenseOperator(Operator):
+    """A matrix per head.
+
+    Args:
+        mask: The mask.
+        matrix: [N_q, N_k] or [H, N_q, N_k].
+    """
+
+    def __init__(self, mask: Mask, matrix: Tensor) -> None:
+        super().__init__(mask, num_tokens=matrix.shape[-2])
+        self.num_keys = matrix.shape[-1]
+        matrix = matrix.to(torch.promote_types(matrix.dtype, torch.float32))
+        self._matrix = matrix if matrix.ndim == 3 else matrix[None]
+        self.dtype, self.device = matrix.dtype, matrix.device
 
     def matmul(self, x: Tensor) -> Tensor:
         """M x."""
-        return dense_product(self.to_dense(), x)
+        return dense_product(self._matrix, x)
 
     def rmatmul(self, x: Tensor) -> Tensor:
         """M^T x."""
-        return dense_product(self.to_dense().mT, x)
+        return dense_product(self._matrix.mT, x)
 
     def to_dense(self) -> Tensor:
-        """M, [H, N_q, N_k]."""
-        matrix = self.matrix.to(torch.promote_types(self.matrix.dtype, torch.float32))
-        return matrix if matrix.ndim == 3 else matrix[None]
+        """M itself."""
+        return self._matrix
 
-    def dense_weights(self) -> Tensor:
-        """M itself, which is at hand."""
-        return self.to_dense()
+    def submatrix(self, query_nodes: Tensor | None, key_nodes: Tensor | None) -> Tensor:
+        """Rows and columns of the matrix."""
+        rows = gather(self._matrix, query_nodes)
+        return rows if key_nodes is None else rows.index_select(-1, key_nodes.to(rows.device))
 
-    def magnitude(self) -> DenseMask:
+    def magnitude(self) -> DenseOperator:
         """The absolute entries."""
-        view = self._view()
-        view._buffers.pop("matrix", None)
-        view._parameters.pop("matrix", None)
-        view.__dict__["matrix"] = self.matrix.abs()
-        return view
+        return self._once("magnitude", self._absolute)
 
-    def _state(self) -> list[Tensor]:
-        """The matrix, which is no parameter in a magnitude."""
-        return [self.matrix]
+    def _absolute(self) -> DenseOperator:
+        other = self._copy()
+        other._matrix = self._matrix.abs()
+        return other
 
-    @property
-    def product_cost(self) -> int:
-        """Every entry of the matrix."""
-        return self.num_heads * self.num_queries * self.num_keys
-
-    @property
-    def dense_cost(self) -> int:
-        """Nothing: the matrix is given."""
-        return 0
+    def cost(self) -> Cost:
+        """Every entry of the matrix, which is given."""
+        return Cost(product=self.num_heads * self.num_queries * self.num_keys, dense=0, separate_magnitudes=True)
 
 
 def dense_product(matrix: Tensor, x: Tensor) -> Tensor:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, get_args
 
 import numpy as np
@@ -12,17 +13,22 @@ from scipy.special import pdtrc
 from torch import Tensor, nn
 
 from topomask.graph import Graph
-from topomask.masks.block_mask import BlockMask
-from topomask.masks.graph_operator import Operator, make_operator, walk_graph
+from topomask.graph.records import Recipe, Record
+from topomask.masks.cost import Cost
+from topomask.masks.graph_blocks import BlockOperator, BlocksRecipe, GraphBlocks, gather_blocks
+from topomask.masks.graph_operator import GraphMatrix, ScaledMatrix, scale_matrix, walk_graph
+from topomask.masks.mask import GraphMask
 from topomask.masks.walk import WalkMask
-from topomask.modulation import positive_per_head
 from topomask.ops.diffusion import count_terms, diffuse
+from topomask.walks.modulation import positive_per_head
 
+# Terms of a series of a usual time.
+_TERMS = 16
 # Truncation error where a product is taken to be exact.
 _EXACT = torch.finfo(torch.float64).eps
 
 
-class DiffusionMask(BlockMask):
+class DiffusionMask(GraphMask):
     r"""The diffusion (heat) kernel of a graph, with a learnable time per head, by a Chebyshev series.
 
     .. math:: M = \exp(-\lambda T), \qquad T \in \{D - A,\; I - D^{-1/2} A D^{-1/2},\; -A\}
@@ -46,8 +52,8 @@ class DiffusionMask(BlockMask):
     weights, :math:`\exp(-\lambda(D - |A|))`, say, which dominates :math:`|M|`.
 
     Args:
-        graph: The graph.
-        operator: ``"laplacian"``, ``"normalized_laplacian"`` or ``"negated_adjacency"``.
+        graph: The graph that the mask is on unless another is given.
+        operator: T, ``"laplacian"``, ``"normalized_laplacian"`` or ``"negated_adjacency"``.
         time: Initial :math:`\lambda > 0`, a number or one per head. Its logarithm is learnt.
         num_heads: Heads; each has its own time.
         tolerance: Error at most that truncating the series makes in a product, relative to :math:`\lVert x \rVert_2`,
@@ -65,144 +71,31 @@ class DiffusionMask(BlockMask):
 
     def __init__(
         self,
-        graph: Graph,
-        operator: Operator = "laplacian",
+        graph: Graph | None = None,
+        operator: GraphMatrix = "laplacian",
         time: float | Sequence[float] | Tensor = 1.0,
         num_heads: int = 1,
         *,
         tolerance: float | None = None,
     ) -> None:
-        super().__init__()
-        if operator not in get_args(Operator):
-            raise ValueError(f"`operator` must be one of {get_args(Operator)}, but is {operator!r}.")
+        super().__init__(graph, num_heads)
+        if operator not in get_args(GraphMatrix):
+            raise ValueError(f"`operator` must be one of {get_args(GraphMatrix)}, but is {operator!r}.")
         if tolerance is not None and not 0 < tolerance < 1:
             raise ValueError(f"`tolerance` must lie between 0 and 1, but is {tolerance}.")
-        self.operator: Operator = operator
-        self.num_heads = num_heads
+        self.operator: GraphMatrix = operator
         self.tolerance = tolerance
-        self._bind(graph)
         self.log_time = nn.Parameter(positive_per_head("time", time, num_heads).log())
-        self._follow(self.log_time)
-
-    def _bind(self, graph: Graph) -> None:
-        if graph.directed:
-            raise ValueError(
-                "`graph` is directed, but a diffusion needs a symmetric operator: its series converges on real "
-                "eigenvalues only. Build the graph undirected, or take PowerSeriesMask(graph, series.heat(order)), "
-                "which holds for any graph."
-            )
-        super()._bind(graph)
-        self._operator = make_operator(graph, self.operator)
+        self._recipe = _HeatRecipe(operator, BlocksRecipe.of(num_heads)).shared()
+        if graph is not None and not self.log_time.is_meta:
+            self._record(graph)
 
     def time(self) -> Tensor:
         r"""The diffusion time :math:`\lambda`, [H]."""
         return self.log_time.to(torch.promote_types(self.log_time.dtype, torch.float32)).exp()
 
-    @property
-    def num_terms(self) -> list[int]:
-        """Terms of the series per head, for products in float32 where there is no other tolerance."""
-        return _constant_terms(self, self._tolerance(torch.float32))
-
-    def _tolerance(self, dtype: torch.dtype) -> float:
-        return torch.finfo(dtype).eps if self.tolerance is None else self.tolerance
-
-    def _act(self, x: Tensor, times: Tensor, tolerance: float) -> Tensor:
-        """M x in the precision of x."""
-        operator = self._operator
-        first = -2 if self.num_heads == 1 else -3
-        moved = x.movedim(tuple(range(first, -1)), tuple(range(-1 - first)))  # heads and nodes, or nodes, come first
-        rest = moved.shape[-1 - first :]
-        flat = moved.reshape(self.num_heads, self.num_keys, rest.numel())
-        entries = (operator.absolute if self._is_magnitude else operator.entries).to(x.dtype)
-        out = diffuse(operator.pattern, entries, times, flat, operator.radius, operator.growth, tolerance)
-        if operator.growth > 0:
-            out = out * self._growth(times, out.dtype)
-        return out.reshape(moved.shape).movedim(tuple(range(-1 - first)), tuple(range(first, -1)))
-
-    def _growth(self, times: Tensor, dtype: torch.dtype) -> Tensor:
-        """What the shift of the operator takes away from M, [H, N, 1]; [H, 1, 1] where it is the same everywhere."""
-        shift = self._operator.shift if self._operator.num_components > 1 else self._operator.shift[:1]
-        return (times.to(dtype)[:, None, None] * shift.to(dtype)[:, None]).exp()
-
-    def product(self) -> Callable[[Tensor], Tensor]:
-        """Multiplication by M with the times computed once."""
-        times = self.time()
-
-        def multiply(x: Tensor) -> Tensor:
-            dtype = torch.promote_types(x.dtype, torch.float32)
-            return self._act(x.to(dtype), times, self._tolerance(dtype)).to(x.dtype)
-
-        return multiply
-
-    def matmul(self, x: Tensor) -> Tensor:
-        """The Chebyshev series of M times x."""
-        return self.product()(x)
-
-    def rmatmul(self, x: Tensor) -> Tensor:
-        """The same: M is symmetric."""
-        return self.product()(x)
-
-    def to_dense(self) -> Tensor:
-        """M, [H, N, N], to double precision whatever that of the parameters; entries below its errors are 0."""
-        return self._exact(torch.eye(self.num_keys, dtype=torch.float64, device=self.log_time.device))
-
-    def _exact(self, x: Tensor) -> Tensor:
-        dense = self._act(x.expand(self.num_heads, -1, -1), self.time(), _EXACT)
-        # Without those a nonnegative mask is nonnegative.
-        dense = dense.masked_fill(dense.detach().abs() <= self._rounding(), 0.0)
-        return dense.to(torch.promote_types(self.log_time.dtype, torch.float32))
-
-    def _block_values(self) -> Tensor:
-        return self._blocks.gather(self._exact, self.structure).flatten()
-
-    def product_noise(self, x: Tensor) -> Tensor:
-        """The error of a product, [..., H, N, C], measured: see :meth:`Mask.product_noise`.
-
-        Its size is that of the largest difference from the product in double precision in the connected component of an
-        entry: relative to the norm of x there, and of all columns, since one column may be lucky; at least that of
-        rounding the largest number; four times that, since attention may add up in another order; and a bound on the
-        error in double precision. Errors do not cross from one component to another: there, 0 comes out as 0. A bound
-        on the error of the product itself would have to let the errors of all nodes conspire, and would be more than
-        what a query of a large graph attends to.
-        """
-        with torch.no_grad():
-            exact, dtype = x.detach().double(), torch.promote_types(x.dtype, torch.float32)
-            norms = self._over_components(exact.square(), "sum").sqrt()
-            noise = self._rounding() * norms
-            if x.shape[-1] and (dtype != torch.float64 or self.tolerance is not None):
-                found, expected = self.matmul(x.detach().to(dtype)), self._act(exact, self.time(), _EXACT)
-                errors = self._over_components((found - expected).abs(), "amax")
-                relative = torch.where(norms > 0, errors / norms, 0.0).amax(dim=-1, keepdim=True)
-                last_digit = torch.finfo(dtype).eps * self._over_components(expected.abs(), "amax")
-                noise = noise + 4.0 * (relative * norms + last_digit)
-            return noise.to(dtype)
-
-    def _over_components(self, x: Tensor, reduce: str) -> Tensor:
-        """Sums or largest numbers over the connected component of every node, [..., N, C]; [..., 1, C] for one."""
-        if self._operator.num_components == 1:
-            return x.sum(dim=-2, keepdim=True) if reduce == "sum" else x.amax(dim=-2, keepdim=True)
-        places = self._operator.component[:, None].expand_as(x)
-        zeros = x.new_zeros(*x.shape[:-2], self._operator.num_components, x.shape[-1])
-        return zeros.scatter_reduce(-2, places, x, reduce).index_select(-2, self._operator.component)
-
-    def _rounding(self) -> Tensor:
-        r"""A bound on the rounding errors in double precision, relative to the norm of x, [H, N, 1] or [H, 1, 1].
-
-        .. math:: \epsilon \sqrt{w}\,(z + 3\sqrt z + 2)
-
-        An error that is made in one step of the recurrence is multiplied by a Chebyshev polynomial of the second kind,
-        at most by k + 1 after k steps; so terms count like
-        :math:`\sum_k p_k (k+1)(k+2)/2 \le (z + 3\sqrt z + 2)/2`, since the law p has second moment z. One step sums w
-        products per entry at most. Their rounding errors are taken for independent, which gives the root of w.
-        """
-        times = self.time().detach().double()
-        z = (times * self._operator.radius)[:, None, None]
-        relative = math.sqrt(self._operator.longest_row + 2) * (z + 3.0 * z.sqrt() + 2.0)
-        return _EXACT * relative * self._growth(times, torch.float64)
-
-    def magnitude(self) -> DiffusionMask:
-        """The kernel of the absolute weights; this mask where no weight is negative."""
-        return self if self._is_magnitude or not self.graph.signed else self._magnitude_view()
+    def _operator(self, graph: Graph, record: _Heat) -> DiffusionOperator:
+        return DiffusionOperator(self, graph, record)
 
     def by_walks(
         self, num_walks: int = 20, max_length: int | None = None, *, symmetric: bool = True, **options: Any
@@ -233,11 +126,11 @@ class DiffusionMask(BlockMask):
             >>> mask.by_walks(seed=0).f()
             tensor([[0.6065, 0.3033, 0.0758, 0.0126, 0.0016]], grad_fn=<...>)
         """
-        negated = self.operator == "negated_adjacency"
-        graph, scale = walk_graph(self.graph, self.operator)
+        negated, own = self.operator == "negated_adjacency", self.graph_or(None)
+        graph, scale = walk_graph(own, self.operator)
         rates = self.time().detach().to("cpu", torch.float64) * (scale / 2.0 if symmetric else scale)
         if max_length is None:
-            most = float(rates.max()) * (self._operator.growth if negated else 1.0)
+            most = float(rates.max()) * (self._record(own).matrix.growth if negated else 1.0)
             max_length = _count_steps(most, 1e-3 / (2 if symmetric else 1))
         lengths = torch.arange(max_length + 1, dtype=torch.float64, device="cpu")
         # As logarithms: the factor exp(-rate) may underflow where the product does not.
@@ -254,44 +147,167 @@ class DiffusionMask(BlockMask):
             **options,
         )
 
-    @property
-    def product_cost(self) -> int:
-        """Entries of T and two more operations per node, times the terms, over all heads."""
-        return sum(self.num_terms) * (len(self._operator.entries) + 2 * self.num_keys)
-
-    @property
-    def dense_cost(self) -> int:
-        """A product with every column in double precision."""
-        terms = _constant_terms(self, _EXACT)
-        return sum(terms) * (len(self._operator.entries) + 2 * self.num_keys) * self.num_keys
-
-    @property
-    def refresh_cost(self) -> int:
-        """That of a product, since a dense matrix is formed by products; that of all products that form blocks."""
-        if self._is_frozen():
-            return 0
-        # A multiply-add of a product takes a twentieth of what an entry takes that is formed of walks.
-        return self.product_cost * (1 if self.num_pairs_bound is None else max(1, self._blocks.largest // 20))
-
-    def _move(self, device: torch.device, dtype: torch.dtype) -> None:
-        super()._move(device, dtype)
-        self._operator = self._operator.to(device)
-
     def extra_repr(self) -> str:
         """Shown when the module is printed."""
         return f"{super().extra_repr()}, operator={self.operator!r}"
 
 
-@torch.compiler.assume_constant_result
-def _constant_terms(mask: DiffusionMask, tolerance: float) -> list[int]:
-    """Terms per head by the times of now. For estimates of cost alone, so a compiler may take them for constant."""
-    if mask.log_time.is_meta:
-        return [1] * mask.num_heads
-    radius = mask._operator.radius
-    return [count_terms(time, radius, tolerance) for time in mask.log_time.detach().double().exp().tolist()]
+class DiffusionOperator(BlockOperator):
+    """The exponential of a symmetric matrix per head, by its action."""
+
+    def __init__(self, mask: DiffusionMask, graph: Graph, record: _Heat) -> None:
+        super().__init__(mask, graph, record.blocks)
+        self._matrix, self._values = record.matrix, record.matrix.entries
+        self._times, self._tolerance = mask.time(), mask.tolerance
+
+    @property
+    def num_terms(self) -> list[int]:
+        """Terms of the series per head, for products in float32 where there is no other tolerance."""
+        return self._count_terms(self._tolerance_in(torch.float32))
+
+    def _count_terms(self, tolerance: float) -> list[int]:
+        if torch.compiler.is_compiling() or self._times.is_meta:
+            # For estimates of cost alone, where times are not known.
+            return [_TERMS] * self.num_heads
+        return self._once(
+            ("terms", tolerance),
+            lambda: [count_terms(time, self._matrix.radius, tolerance) for time in self._times.detach().tolist()],
+        )
+
+    def _tolerance_in(self, dtype: torch.dtype) -> float:
+        return torch.finfo(dtype).eps if self._tolerance is None else self._tolerance
+
+    def _act(self, x: Tensor, tolerance: float) -> Tensor:
+        """M x in the precision of x."""
+        matrix = self._matrix
+        first = -2 if self.num_heads == 1 else -3
+        moved = x.movedim(tuple(range(first, -1)), tuple(range(-1 - first)))  # heads and nodes, or nodes, come first
+        rest = moved.shape[-1 - first :]
+        flat = moved.reshape(self.num_heads, self.num_keys, rest.numel())
+        values = self._values.to(x.dtype)
+        out = diffuse(matrix.pattern, values, self._times, flat, matrix.radius, matrix.growth, tolerance)
+        if matrix.growth > 0:
+            out = out * self._growth(self._times, out.dtype)
+        return out.reshape(moved.shape).movedim(tuple(range(-1 - first)), tuple(range(first, -1)))
+
+    def _growth(self, times: Tensor, dtype: torch.dtype) -> Tensor:
+        """What the shift of the matrix takes away from M, [H, N, 1]; [H, 1, 1] where it is the same everywhere."""
+        shift = self._matrix.shift if self._matrix.num_components > 1 else self._matrix.shift[:1]
+        return (times.to(dtype)[:, None, None] * shift.to(dtype)[:, None]).exp()
+
+    def matmul(self, x: Tensor) -> Tensor:
+        """The Chebyshev series of M times x."""
+        dtype = torch.promote_types(x.dtype, torch.float32)
+        return self._act(x.to(dtype), self._tolerance_in(dtype)).to(x.dtype)
+
+    def rmatmul(self, x: Tensor) -> Tensor:
+        """The same: M is symmetric."""
+        return self.matmul(x)
+
+    def to_dense(self) -> Tensor:
+        """M, [H, N, N], to double precision whatever that of the parameters; entries below its errors are 0."""
+        return self._exact(torch.eye(self.num_keys, dtype=torch.float64, device=self.device))
+
+    def _exact(self, x: Tensor) -> Tensor:
+        dense = self._act(x.expand(self.num_heads, -1, -1), _EXACT)
+        # Without those a nonnegative operator is nonnegative.
+        return dense.masked_fill(dense.detach().abs() <= self._rounding(), 0.0).to(self.dtype)
+
+    def _block_values(self) -> Tensor:
+        return gather_blocks(self._blocks, self._exact)
+
+    def product_noise(self, x: Tensor) -> Tensor:
+        """The error of a product, [..., H, N, C], measured: see :meth:`Operator.product_noise`.
+
+        Its size is that of the largest difference from the product in double precision in the connected component of an
+        entry: relative to the norm of x there, and of all columns, since one column may be lucky; at least that of
+        rounding the largest number; four times that, since attention may add up in another order; and a bound on the
+        error in double precision. Errors do not cross from one component to another: there, 0 comes out as 0. A bound
+        on the error of the product itself would have to let the errors of all nodes conspire, and would be more than
+        what a query of a large graph attends to.
+        """
+        with torch.no_grad():
+            exact, dtype = x.detach().double(), torch.promote_types(x.dtype, torch.float32)
+            norms = self._over_components(exact.square(), "sum").sqrt()
+            noise = self._rounding() * norms
+            if x.shape[-1] and (dtype != torch.float64 or self._tolerance is not None):
+                found, expected = self.matmul(x.detach().to(dtype)), self._act(exact, _EXACT)
+                errors = self._over_components((found - expected).abs(), "amax")
+                relative = torch.where(norms > 0, errors / norms, 0.0).amax(dim=-1, keepdim=True)
+                last_digit = torch.finfo(dtype).eps * self._over_components(expected.abs(), "amax")
+                noise = noise + 4.0 * (relative * norms + last_digit)
+            return noise.to(dtype)
+
+    def _over_components(self, x: Tensor, reduce: str) -> Tensor:
+        """Sums or largest numbers over the connected component of every node, [..., N, C]; [..., 1, C] for one."""
+        if self._matrix.num_components == 1:
+            return x.sum(dim=-2, keepdim=True) if reduce == "sum" else x.amax(dim=-2, keepdim=True)
+        places = self._matrix.component[:, None].expand_as(x)
+        zeros = x.new_zeros(*x.shape[:-2], self._matrix.num_components, x.shape[-1])
+        return zeros.scatter_reduce(-2, places, x, reduce).index_select(-2, self._matrix.component)
+
+    def _rounding(self) -> Tensor:
+        r"""A bound on the rounding errors in double precision, relative to the norm of x, [H, N, 1] or [H, 1, 1].
+
+        .. math:: \epsilon \sqrt{w}\,(z + 3\sqrt z + 2)
+
+        An error that is made in one step of the recurrence is multiplied by a Chebyshev polynomial of the second kind,
+        at most by k + 1 after k steps; so terms count like
+        :math:`\sum_k p_k (k+1)(k+2)/2 \le (z + 3\sqrt z + 2)/2`, since the law p has second moment z. One step sums w
+        products per entry at most. Their rounding errors are taken for independent, which gives the root of w.
+        """
+        times = self._times.detach().double()
+        z = (times * self._matrix.radius)[:, None, None]
+        relative = math.sqrt(self._matrix.longest_row + 2) * (z + 3.0 * z.sqrt() + 2.0)
+        return _EXACT * relative * self._growth(times, torch.float64)
+
+    def magnitude(self) -> DiffusionOperator:
+        """The kernel of the absolute weights; the operator itself where no weight is negative."""
+        return self if self._values is self._matrix.absolute else self._once("magnitude", self._magnitude)
+
+    def _magnitude(self) -> DiffusionOperator:
+        other = self._copy()
+        other._values = self._matrix.absolute
+        return other
+
+    def cost(self) -> Cost:
+        """Entries of T and two more operations per node, times the terms, over all heads."""
+        step = len(self._values) + 2 * self.num_keys
+        product = sum(self.num_terms) * step
+        # A multiply-add of a product takes a twentieth of what an entry takes that is formed of walks.
+        columns = 1 if self._num_entries is None else max(1, self._blocks.largest // 20)
+        return Cost(
+            product,
+            dense=sum(self._count_terms(_EXACT)) * step * self.num_keys,
+            refresh=0 if self._is_kept else product * columns,
+            separate_magnitudes=self._values is not self._matrix.absolute,
+            pairs=self._num_entries,
+            max_pairs=self._num_entries,
+        )
 
 
 def _count_steps(rate: float, tolerance: float) -> int:
     """The length that a Poisson variable exceeds with probability ``tolerance`` at most."""
     lengths = np.arange(int(rate + 10.0 * math.sqrt(rate)) + 20)
     return int(np.argmax(pdtrc(lengths, rate) <= tolerance))
+
+
+@dataclass(eq=False)
+class _Heat(Record):
+    matrix: ScaledMatrix
+    blocks: GraphBlocks
+
+
+@dataclass(frozen=True)
+class _HeatRecipe(Recipe):
+    matrix: GraphMatrix
+    blocks: BlocksRecipe
+
+    def make(self, graph: Graph, device: torch.device, dtype: torch.dtype) -> _Heat:  # noqa: ARG002
+        if graph.directed:
+            raise ValueError(
+                "`graph` is directed, but a diffusion needs a symmetric operator: its series converges on real "
+                "eigenvalues only. Build the graph undirected, or take PowerSeriesMask(graph, series.heat(order)), "
+                "which holds for any graph."
+            )
+        return _Heat(scale_matrix(graph, self.matrix).to(device), self.blocks.find(graph, device))

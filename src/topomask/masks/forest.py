@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
@@ -13,12 +13,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from topomask.graph import Graph
-from topomask.graph_input import check_integer
-from topomask.masks.graph_mask import GraphMask
-from topomask.modulation import table_per_head
+from topomask.graph.input import check_integer
+from topomask.graph.records import Recipe, Record
+from topomask.masks.cost import Cost
+from topomask.masks.mask import GraphMask
+from topomask.masks.operator import Operator
 from topomask.ops.forest_sums import forest_sums
 from topomask.ops.forest_table import Decomposition, count_transformed_levels, decompose, forest_table
-from topomask.ops.rooted_forest import diameter, distances, root_forest
+from topomask.ops.rooted_forest import RootedForest, diameter, distances, root_forest
+from topomask.walks.modulation import table_per_head
 
 # exp of more than this, times a sum, does not fit in float32.
 MAX_GROWTH = 80.0
@@ -64,11 +67,9 @@ class ForestMask(GraphMask):
         real distances there is nothing to share between pairs.
     """
 
-    _cuts: Decomposition | None
-
     def __init__(
         self,
-        graph: Graph,
+        graph: Graph | None = None,
         num_heads: int = 1,
         *,
         num_terms: int = 1,
@@ -77,12 +78,12 @@ class ForestMask(GraphMask):
         weighted: bool = False,
         growing: bool = False,
     ) -> None:
-        super().__init__()
         check_integer("num_heads", num_heads, 1)
         check_integer("num_terms", num_terms, 1)
         if table is not None and (rate is not None or num_terms > 1 or growing):
             raise ValueError("`table` is f itself. Leave out `rate`, `num_terms` and `growing`: they are exponentials.")
-        self.num_heads, self.num_terms, self.weighted, self.growing = num_heads, num_terms, weighted, growing
+        super().__init__(graph, num_heads)
+        self.num_terms, self.weighted, self.growing = num_terms, weighted, growing
         self.table: nn.Parameter | None = None
         if table is not None:
             size = torch.as_tensor(table).shape[-1] if torch.as_tensor(table).ndim else 0
@@ -90,9 +91,9 @@ class ForestMask(GraphMask):
             self.table = nn.Parameter(table_per_head("table", table, num_heads, size, str(size), "distance from 0 on"))
         else:
             self._start_terms(rate)
-        self._bind(graph)
-        self._follow(next(self.parameters()))
-        self._check_growth()
+        self._recipe = _ForestRecipe(weighted, cut=table is not None).shared()
+        if graph is not None and not next(self.parameters()).is_meta:
+            self._check_growth(self._record(graph).diameter)
 
     def _start_terms(self, rate: float | Tensor | None) -> None:
         rate = 0.5 ** torch.arange(self.num_terms) if rate is None else torch.as_tensor(rate)
@@ -136,7 +137,145 @@ class ForestMask(GraphMask):
         )
         return cls(forest, num_heads, **options)
 
-    def _bind(self, graph: Graph) -> None:
+    def _check_growth(self, diameter: float) -> None:
+        """A ValueError where entries would overflow."""
+        if self.table is not None:
+            return
+        rate = max(0.0, float(-self.rates.detach().amin())) if self.growing else 0.0
+        offset = float(self.offset.detach().amax()) if self.num_terms == 1 else 0.0
+        most = rate * diameter + offset
+        if most > MAX_GROWTH:
+            raise ValueError(
+                f"The largest rate of growth, {rate:.4g}, times the diameter, {diameter:g}, and the offset, "
+                f"{offset:.4g}, give {most:.4g}, and exp of more than {MAX_GROWTH:g} overflows. Use smaller ones."
+            )
+
+    def _function(self) -> tuple[Tensor | None, Tensor]:
+        """Exponents and coefficients, [H, R] each, or None and the table, [H, K]; in at least float32."""
+        dtype, _ = self.kind
+        if self.table is not None:
+            return None, self.table.to(dtype)
+        rates = self.rates.to(dtype)
+        coefficients = self.offset.to(dtype).exp()[:, None] if self.num_terms == 1 else self.coefficients.to(dtype)
+        return -(rates if self.growing else rates.exp()), coefficients
+
+    def f(self, distance: Tensor) -> Tensor:
+        """The function f of every head, [H, ...], at some distances; whole numbers for a table."""
+        return _evaluate(*self._function(), distance)
+
+    def _operator(self, graph: Graph, record: _Forest) -> ForestOperator:
+        # Inside torch.compile rates cannot be looked at.
+        if not torch.compiler.is_compiling():
+            self._check_growth(record.diameter)
+        return ForestOperator(self, graph, record, *self._function())
+
+    def extra_repr(self) -> str:
+        """Shown when the module is printed."""
+        kind = f"num_terms={self.num_terms}" if self.table is None else f"table={self.table.shape[1]}"
+        return f"{super().extra_repr()}, {kind}, weighted={self.weighted}"
+
+
+class ForestOperator(Operator):
+    """A function of the distances between the nodes of every tree.
+
+    Args:
+        mask: The mask.
+        graph: The forest.
+        record: The forest as it is rooted and cut.
+        exponents: Exponents of the function, [H, R]; None for a table.
+        weights: Coefficients, [H, R], or the table, [H, K].
+    """
+
+    def __init__(
+        self, mask: ForestMask, graph: Graph, record: _Forest, exponents: Tensor | None, weights: Tensor
+    ) -> None:
+        super().__init__(mask, graph)
+        self._record, self._exponents, self._weights = record, exponents, weights
+        self._growing, self._positive = mask.growing, exponents is not None and mask.num_terms == 1
+        if exponents is None:
+            # Whole distances from 0 to the diameter.
+            size = int(record.diameter) + 1
+            self._weights = F.pad(weights, (0, max(0, size - weights.shape[1])))[:, :size]
+
+    def matmul(self, x: Tensor) -> Tensor:
+        """Sums over trees, of x as [G, heads of the mask, N, C]."""
+        record, exponents, weights = self._record, self._exponents, self._weights
+        fine = x.to(torch.promote_types(x.dtype, weights.dtype))
+        folded = fine.reshape(math.prod(x.shape[:-2]) // self.num_heads, self.num_heads, *x.shape[-2:])
+        if exponents is None:
+            assert record.cuts is not None
+            out = forest_table(record.cuts, weights.to(fine.dtype), folded)
+        else:
+            logs = exponents[:, :, None] * record.lengths.to(exponents.dtype)
+            out = forest_sums(record.forest, logs, weights, folded, growing=self._growing)
+        return out.reshape(x.shape).to(x.dtype)
+
+    def rmatmul(self, x: Tensor) -> Tensor:
+        """The same: M is symmetric."""
+        return self.matmul(x)
+
+    def product_noise(self, x: Tensor) -> Tensor | None:
+        r"""A bound on the rounding error where long trees go through transforms, [..., H, N, C]; None elsewhere.
+
+        .. math:: c\,\epsilon\,\log_2 P\;\lVert f \rVert_2\,\lVert x \rVert_2
+
+        over the tree of a node, times the root of the number of levels of cuts that are transformed, whose errors are
+        taken for independent. P bounds the size of a transform.
+        """
+        record = self._record
+        if not record.noisy_levels:
+            return None
+        norm = torch.linalg.vector_norm(self._weights.detach(), dim=1)[:, None, None]
+        dtype = torch.promote_types(x.dtype, norm.dtype)
+        squares = x.detach().to(dtype).square()
+        total = torch.zeros_like(squares).index_add(-2, record.trees, squares)[..., record.trees, :]
+        scale = _NOISE * (1.0 + math.log2(2 * self._weights.shape[1])) * record.noisy_levels**0.5
+        scale *= torch.finfo(dtype).eps
+        return scale * norm.to(dtype) * total.sqrt()
+
+    def to_dense(self) -> Tensor:
+        """M, [H, N, N]."""
+        found, together = distances(self._record.forest, self._record.lengths)
+        return torch.where(together, _evaluate(self._exponents, self._weights, found), 0.0)
+
+    def magnitude(self) -> ForestOperator:
+        """Absolute values of the table or of the coefficients; the operator itself for one exponential."""
+        return self if self._positive else self._once("magnitude", self._absolute)
+
+    def _absolute(self) -> ForestOperator:
+        other = self._copy()
+        other._weights, other._positive = self._weights.abs(), True
+        return other
+
+    def cost(self) -> Cost:
+        """Passes over the nodes, two per exponential or one per level of cuts; distances between all nodes."""
+        passes = _PASS_COST * self._weights.shape[1] * self.num_keys
+        return Cost(
+            product=self.num_heads * (self._record.work if self._exponents is None else passes),
+            dense=8 * self.num_queries * self.num_keys,
+            refresh=0 if self._is_kept else self.num_heads * self.num_keys,
+            separate_magnitudes=not self._positive,
+        )
+
+
+@dataclass(eq=False)
+class _Forest(Record):
+    forest: RootedForest
+    lengths: Tensor  # of the edge to the parent of every place, [N], float64
+    trees: Tensor  # the tree of every node, [N]
+    diameter: float
+    # For tables: the cuts, levels of cuts that are transformed, and multiply-adds of a product.
+    cuts: Decomposition | None
+    noisy_levels: int
+    work: int
+
+
+@dataclass(frozen=True)
+class _ForestRecipe(Recipe):
+    weighted: bool
+    cut: bool
+
+    def make(self, graph: Graph, device: torch.device, dtype: torch.dtype) -> _Forest:  # noqa: ARG002
         if graph.directed or graph.signed:
             raise ValueError(
                 f"`graph` must be an undirected forest with positive weights, but is "
@@ -148,20 +287,17 @@ class ForestMask(GraphMask):
             raise ValueError(
                 f"`graph` must be a forest, but {error}. Use ForestMask.from_graph(graph) for a spanning forest."
             ) from None
-        super()._bind(graph)
-        self._forest = forest
-        with torch.device("cpu"), torch.inference_mode(False):
-            weights = torch.tensor(graph.weights) if self.weighted else torch.ones(len(graph.weights)).double()
-            weights = torch.cat([weights, weights.new_zeros(1)])
-            entry = torch.where(forest.above < 0, len(weights) - 1, forest.entries[0])
-            self._lengths = weights[entry.long()]  # [N], in the order of places, float64
-        self.diameter = diameter(forest, self._lengths)
-        self._cuts = self._cut(graph) if self.table is not None else None
-        # Now rather than when they are asked for, which may be inside torch.compile.
-        self._noisy_levels = 0 if self._cuts is None else count_transformed_levels(self._cuts)
-        self._work = _PASS_COST * self.num_terms * self.num_keys if self._cuts is None else _count_work(self._cuts)
+        weights = torch.tensor(graph.weights) if self.weighted else torch.ones(len(graph.weights)).double()
+        weights = torch.cat([weights, weights.new_zeros(1)])
+        lengths = weights[torch.where(forest.above < 0, len(weights) - 1, forest.entries[0]).long()]
+        longest = diameter(forest, lengths)
+        trees = torch.empty_like(forest.trees).scatter(0, forest.nodes.long(), forest.trees).long()
+        cuts = self._cuts(graph, longest) if self.cut else None
+        levels, work = (0, 0) if cuts is None else (count_transformed_levels(cuts), _count_work(cuts))
+        cuts = None if cuts is None else cuts.to(device)
+        return _Forest(forest.to(device), lengths.to(device), trees.to(device), longest, cuts, levels, work)
 
-    def _cut(self, graph: Graph) -> Decomposition:
+    def _cuts(self, graph: Graph, longest: float) -> Decomposition:
         if not self.weighted:
             return decompose(graph.indptr, graph.indices)
         whole = np.rint(graph.weights)
@@ -171,132 +307,23 @@ class ForestMask(GraphMask):
                 f"A table needs lengths that are whole numbers, but there is an edge of length "
                 f"{graph.weights[odd[0]]:g}. Round them, or use exponentials (num_terms), which take any lengths."
             )
-        if self.diameter > MAX_DISTANCES_PER_NODE * max(1, graph.num_nodes):
+        if longest > MAX_DISTANCES_PER_NODE * max(1, graph.num_nodes):
             raise ValueError(
-                f"The diameter {self.diameter:g} is more than {MAX_DISTANCES_PER_NODE} times the {graph.num_nodes} "
+                f"The diameter {longest:g} is more than {MAX_DISTANCES_PER_NODE} times the {graph.num_nodes} "
                 "nodes. Divide the lengths by a common factor, or use exponentials (num_terms), which take any lengths."
             )
         return decompose(graph.indptr, graph.indices, whole.astype(np.int64))
-
-    def _check_growth(self) -> None:
-        """A ValueError where entries would overflow; inside torch.compile rates cannot be looked at."""
-        if self.table is not None or torch.compiler.is_compiling() or self.rates.is_meta:
-            return
-        rate = max(0.0, float(-self.rates.detach().amin())) if self.growing else 0.0
-        offset = float(self.offset.detach().amax()) if self.num_terms == 1 else 0.0
-        most = rate * self.diameter + offset
-        if most > MAX_GROWTH:
-            raise ValueError(
-                f"The largest rate of growth, {rate:.4g}, times the diameter, {self.diameter:g}, and the offset, "
-                f"{offset:.4g}, give {most:.4g}, and exp of more than {MAX_GROWTH:g} overflows. Use smaller ones."
-            )
-
-    def _terms(self) -> tuple[Tensor, Tensor]:
-        """Exponents a [H, R] and coefficients c [H, R], in at least float32."""
-        wide = torch.promote_types(self.rates.dtype, torch.float32)
-        exponents = -(self.rates.to(wide) if self.growing else self.rates.to(wide).exp())
-        coefficients = self.offset.to(wide).exp()[:, None] if self.num_terms == 1 else self.coefficients.to(wide)
-        return exponents, coefficients.abs() if self._is_magnitude else coefficients
-
-    def _table(self, size: int) -> Tensor:
-        """The table with ``size`` entries, [H, size], in at least float32."""
-        assert self.table is not None
-        table = self.table.to(torch.promote_types(self.table.dtype, torch.float32))
-        table = table.abs() if self._is_magnitude else table
-        return F.pad(table, (0, max(0, size - table.shape[1])))[:, :size]
-
-    def f(self, distance: Tensor) -> Tensor:
-        """The function f of every head, [H, ...], at some distances; whole numbers for a table."""
-        if self.table is not None:
-            table = self._table(max(self.table.shape[1], int(self.diameter) + 1))
-            return table[:, distance.long()]
-        exponents, coefficients = (x.reshape(*x.shape, *[1] * distance.ndim) for x in self._terms())
-        return (coefficients * (exponents * distance).exp()).sum(dim=1)
-
-    def product(self) -> Callable[[Tensor], Tensor]:
-        """Multiplication by M with exponentials, or the table, computed once."""
-        self._check_growth()
-        if self._cuts is not None:
-            cuts, table = self._cuts, self._table(int(self.diameter) + 1)
-            return lambda x: self._fold(x, table.dtype, lambda y: forest_table(cuts, table.to(y.dtype), y))
-        exponents, coefficients = self._terms()
-        logs = exponents[:, :, None] * self._lengths.to(exponents.dtype)
-        return lambda x: self._fold(
-            x, logs.dtype, lambda y: forest_sums(self._forest, logs, coefficients, y, growing=self.growing)
-        )
-
-    def _fold(self, x: Tensor, dtype: torch.dtype, multiply: Callable[[Tensor], Tensor]) -> Tensor:
-        """A product with x [..., H, N, C], as [G, heads of the mask, N, C]."""
-        fine = x.to(torch.promote_types(x.dtype, dtype))
-        count = math.prod(x.shape[:-2]) // self.num_heads
-        return multiply(fine.reshape(count, self.num_heads, *x.shape[-2:])).reshape(x.shape).to(x.dtype)
-
-    def matmul(self, x: Tensor) -> Tensor:
-        """Sums over trees."""
-        return self.product()(x)
-
-    def rmatmul(self, x: Tensor) -> Tensor:
-        """The same: M is symmetric."""
-        return self.product()(x)
-
-    def product_noise(self, x: Tensor) -> Tensor | None:
-        r"""A bound on the rounding error where long trees go through transforms, [..., H, N, C]; None elsewhere.
-
-        .. math:: c\,\epsilon\,\log_2 P\;\lVert f \rVert_2\,\lVert x \rVert_2
-
-        over the tree of a node, times the root of the number of levels of cuts that are transformed, whose errors are
-        taken for independent. P bounds the size of a transform.
-        """
-        if self._cuts is None or not self._noisy_levels:
-            return None
-        table = self._table(int(self.diameter) + 1).detach()
-        dtype = torch.promote_types(x.dtype, table.dtype)
-        trees = torch.empty_like(self._forest.trees).scatter(0, self._forest.nodes.long(), self._forest.trees).long()
-        squares = x.detach().to(dtype).square()
-        total = torch.zeros_like(squares).index_add(-2, trees, squares)[..., trees, :]
-        scale = _NOISE * torch.finfo(dtype).eps * self._noisy_levels**0.5 * (1.0 + math.log2(2.0 * self.diameter + 2.0))
-        return scale * torch.linalg.vector_norm(table, dim=1)[:, None, None].to(dtype) * total.sqrt()
-
-    def to_dense(self) -> Tensor:
-        """M, [H, N, N]."""
-        self._check_growth()
-        found, together = distances(self._forest, self._lengths)
-        if self.table is None:
-            found = found.to(self._terms()[0].dtype)
-        return torch.where(together, self.f(found), 0.0)
-
-    def magnitude(self) -> ForestMask:
-        """Absolute values of the table or of the coefficients; the mask itself for one exponential."""
-        positive = self.table is None and self.num_terms == 1
-        return self if positive or self._is_magnitude else self._magnitude_view()
-
-    @property
-    def product_cost(self) -> int:
-        """Passes over the nodes, per head: two per exponential, or one per level of cuts."""
-        return self.num_heads * self._work
-
-    @property
-    def dense_cost(self) -> int:
-        """Distances between all nodes."""
-        return 8 * self.num_queries * self.num_keys
-
-    @property
-    def refresh_cost(self) -> int:
-        """A number per node, unless the dense matrix is kept."""
-        return 0 if self._is_frozen() else self.num_heads * self.num_keys
-
-    def _move(self, device: torch.device, dtype: torch.dtype) -> None:
-        super()._move(device, dtype)
-        self._forest, self._lengths = self._forest.to(device), self._lengths.to(device)
-        self._cuts = None if self._cuts is None else self._cuts.to(device)
-
-    def extra_repr(self) -> str:
-        """Shown when the module is printed."""
-        kind = f"num_terms={self.num_terms}" if self.table is None else f"table={self.table.shape[1]}"
-        return f"{super().extra_repr()}, {kind}, weighted={self.weighted}"
 
 
 def _count_work(cuts: Decomposition) -> int:
     slots = cuts.slot_ptr.diff().view(-1, 2)
     work = torch.where(cuts.is_long[::2], slots.sum(dim=1) * 64, slots.prod(dim=1))
     return _LEVEL_COST * cuts.slots.numel() + int(work.sum())
+
+
+def _evaluate(exponents: Tensor | None, weights: Tensor, distance: Tensor) -> Tensor:
+    """A sum of exponentials, or a table that is 0 beyond its end, at some distances, [H, ...]."""
+    if exponents is None:
+        return F.pad(weights, (0, 1))[:, distance.long().clamp(max=weights.shape[1])]
+    exponents, weights = (x.reshape(*x.shape, *[1] * distance.ndim) for x in (exponents, weights))
+    return (weights * (exponents * distance.to(exponents.dtype)).exp()).sum(dim=1)

@@ -1,7 +1,8 @@
-"""Symmetric operators on the nodes of a graph: Laplacians and the negated adjacency matrix."""
+"""Symmetric matrices of a graph: Laplacians and the negated adjacency matrix."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -11,15 +12,16 @@ from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
 from topomask.graph import Graph
-from topomask.graph_input import Array
+from topomask.graph.input import Array
 from topomask.ops.diffusion import bound_spectral_radius
 from topomask.ops.sparse_product import Pattern, make_pattern
 
-Operator = Literal["laplacian", "normalized_laplacian", "negated_adjacency"]
+GraphMatrix = Literal["laplacian", "normalized_laplacian", "negated_adjacency"]
 
 
-class GraphOperator(NamedTuple):
-    """A symmetric operator T = radius (I + B) - shift, with the eigenvalues of B in [-1, 1]."""
+@dataclass(eq=False)
+class ScaledMatrix:
+    """A symmetric matrix T = radius (I + B) - shift, with the eigenvalues of B in [-1, 1]."""
 
     pattern: Pattern  # where B has entries, [N, N]
     entries: Tensor  # [P], float64: a product takes them in its own precision
@@ -31,10 +33,11 @@ class GraphOperator(NamedTuple):
     num_components: int
     longest_row: int  # entries of a row of B at most
 
-    def to(self, device: torch.device) -> GraphOperator:
-        """The operator on another device."""
+    def to(self, device: torch.device) -> ScaledMatrix:
+        """The same on another device."""
         entries = self.entries.to(device)
-        return self._replace(
+        return replace(
+            self,
             pattern=self.pattern.to(device),
             entries=entries,
             absolute=entries if self.absolute is self.entries else self.absolute.to(device),
@@ -52,44 +55,43 @@ class _Edges(NamedTuple):
     loops: Array  # [N], the weight of the self-loop of every node
 
 
-def make_operator(graph: Graph, operator: Operator) -> GraphOperator:
-    r"""The operator T of an undirected graph, on the CPU.
+def scale_matrix(graph: Graph, name: GraphMatrix) -> ScaledMatrix:
+    r"""The matrix T of an undirected graph, on the CPU.
 
     The Laplacian D - A has its eigenvalues between 0 and a bound on the spectral radius of D + \|A\|, the normalised
     Laplacian between 0 and 2, and the negated adjacency matrix -A, per component, between bounds on the spectral radius
     of \|A\|; also where weights are negative, and for the graph of their absolute values.
     """
     num_nodes = graph.num_nodes
-    edges = _edges(graph, graph.adjacency("sym" if operator == "normalized_laplacian" else "none").data)
+    edges = _edges(graph, graph.adjacency("sym" if name == "normalized_laplacian" else "none").data)
     num_components, component = connected_components(graph.to_scipy(), directed=False)
     shift, base = np.zeros(num_nodes), np.zeros(num_nodes)
-    if operator == "normalized_laplacian":
+    if name == "normalized_laplacian":
         # Heat stays on an isolated node.
         radius, base = 1.0, np.where(graph.degrees > 0, 1.0, 0.0)
     else:
-        base = graph.degrees if operator == "laplacian" else base
+        base = graph.degrees if name == "laplacian" else base
         sides = sp.csr_array((edges.weights, (edges.rows, edges.columns)), shape=(num_nodes, num_nodes))
         matrix = sp.csr_array(sides + sp.diags_array(base - edges.loops))
         bounds = bound_spectral_radius(matrix, component, num_components)
         radius = float(bounds.max()) / 2.0
-        if operator == "negated_adjacency":
+        if name == "negated_adjacency":
             radius, shift = 2.0 * radius, bounds[component]
     variants = [edges, edges._replace(weights=np.abs(edges.weights), loops=np.abs(edges.loops))][: 1 + graph.signed]
     unit = radius if radius > 0 else 1.0
     diagonals = [(base + shift - part.loops - radius) / unit for part in variants]
     pattern, values = _join(edges, [-part.weights / unit for part in variants], diagonals)
-    with torch.device("cpu"), torch.inference_mode(False):
-        return GraphOperator(
-            pattern=pattern,
-            entries=values[0],
-            absolute=values[-1],
-            radius=radius,
-            shift=torch.tensor(shift),
-            growth=float(shift.max()),
-            component=torch.tensor(component, dtype=torch.int64),
-            num_components=int(num_components),
-            longest_row=int(pattern.row_ptr.diff().max()),
-        )
+    return ScaledMatrix(
+        pattern=pattern,
+        entries=values[0],
+        absolute=values[-1],
+        radius=radius,
+        shift=torch.tensor(shift),
+        growth=float(shift.max()),
+        component=torch.tensor(component, dtype=torch.int64),
+        num_components=int(num_components),
+        longest_row=int(pattern.row_ptr.diff().max()),
+    )
 
 
 def _join(edges: _Edges, sides: list[Array], diagonals: list[Array]) -> tuple[Pattern, list[Tensor]]:
@@ -99,24 +101,21 @@ def _join(edges: _Edges, sides: list[Array], diagonals: list[Array]) -> tuple[Pa
     rows, columns = np.concatenate([edges.rows, nodes]), np.concatenate([edges.columns, nodes])
     order = np.lexsort((columns, rows))
     row_ptr = np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=num_nodes))])
-    with torch.device("cpu"), torch.inference_mode(False):
-        pattern = make_pattern(torch.tensor(row_ptr), torch.tensor(columns[order]), num_nodes)
-        joined = [
-            np.concatenate([side, diagonal[nodes]])[order] for side, diagonal in zip(sides, diagonals, strict=True)
-        ]
-        return pattern, [torch.tensor(entries) for entries in joined]
+    pattern = make_pattern(torch.tensor(row_ptr), torch.tensor(columns[order]), num_nodes)
+    joined = [np.concatenate([side, diagonal[nodes]])[order] for side, diagonal in zip(sides, diagonals, strict=True)]
+    return pattern, [torch.tensor(entries) for entries in joined]
 
 
-def walk_graph(graph: Graph, operator: Operator) -> tuple[Graph, float]:
-    """A graph whose adjacency W gives the operator as s (I - W), or -W for the negated adjacency matrix, and s.
+def walk_graph(graph: Graph, name: GraphMatrix) -> tuple[Graph, float]:
+    """A graph whose adjacency W gives the matrix as s (I - W), or -W for the negated adjacency matrix, and s.
 
     For the normalised Laplacian it is the graph itself, but for self-loops on isolated nodes, with s = 1. For the
     Laplacian, self-loops bring every degree to s, the largest degree. W is the ``"sym"`` adjacency of the result.
     """
-    if operator == "negated_adjacency":
+    if name == "negated_adjacency":
         return graph, 1.0
     loops = _edges(graph, graph.weights).loops
-    if operator == "normalized_laplacian":
+    if name == "normalized_laplacian":
         isolated = graph.degrees == 0
         return _with_loops(graph, loops + isolated, graph.degrees + isolated), 1.0
     if (loops < 0).any():

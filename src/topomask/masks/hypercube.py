@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import reduce
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from topomask.graph_input import check_integer
-from topomask.masks.base import Mask
-from topomask.modulation import positive_per_head
+from topomask.graph import Graph
+from topomask.graph.input import check_integer
+from topomask.masks.cost import Cost
+from topomask.masks.mask import Mask
+from topomask.masks.operator import Operator
+from topomask.walks.modulation import positive_per_head
 
 # Levels that are joined into one matrix product: measured to be faster than less or more.
 _MAX_LEVELS = 5
@@ -43,85 +47,81 @@ class HypercubeMask(Mask):
         Kondor and Lafferty (2002), Sec. 3.3; Choromanski et al. (2022).
     """
 
+    takes_graph = False
+
     def __init__(self, dim: int, num_heads: int = 1, *, rate: float | Sequence[float] | Tensor = 0.5) -> None:
-        super().__init__()
         check_integer("dim", dim, 0)
-        self.dim, self.num_heads = int(dim), int(num_heads)
-        self.num_queries = self.num_keys = 2**self.dim
-        parts = max(1, math.ceil(self.dim / _MAX_LEVELS))
-        # How many bits go into every matrix product.
-        self._levels = [self.dim // parts + (part < self.dim % parts) for part in range(parts)]
-        self.log_rate = nn.Parameter(positive_per_head("rate", rate, num_heads).log())
+        start = positive_per_head("rate", rate, num_heads)
+        super().__init__(num_heads=int(num_heads))
+        self.dim = int(dim)
+        self.log_rate = nn.Parameter(start.log())
 
     @property
     def rate(self) -> Tensor:
         r"""The rate :math:`\lambda` of every head, [H], in at least float32."""
         return self.log_rate.to(torch.promote_types(self.log_rate.dtype, torch.float32)).exp()
 
-    def _factors(self) -> list[Tensor]:
-        """The Kronecker factors, [H, 2^levels, 2^levels] each."""
-        rate = self.rate
-        change = -torch.expm1(-2.0 * rate) / 2.0
-        pair = torch.stack([1.0 - change, change], dim=-1)
-        pair = torch.stack([pair, pair.flip(-1)], dim=-2)  # [H, 2, 2]
-        # A power, so that a cube of one node depends on its rate too, with slope 0.
-        one = rate[:, None, None] ** 0
-        return [reduce(_kron, [pair] * levels, one) for levels in self._levels]
-
-    def product(self) -> Callable[[Tensor], Tensor]:
-        """Multiplication by M with the factors computed once."""
-        factors = self._keep("factors", self._factors)
-        return lambda x: _multiply(factors, x)
-
-    def matmul(self, x: Tensor) -> Tensor:
-        """One factor after the other."""
-        return self.product()(x)
-
-    def rmatmul(self, x: Tensor) -> Tensor:
-        """M x: the mask is symmetric."""
-        return self.product()(x)
-
-    def to_dense(self) -> Tensor:
-        """M, [H, N, N]."""
-        return reduce(_kron, self._factors())
-
-    def magnitude(self) -> HypercubeMask:
-        """The mask itself: nothing is negative."""
-        return self
-
-    @property
-    def product_cost(self) -> int:
-        """A pass over the nodes per factor."""
-        return self.num_heads * self.num_keys * _COST * len(self._levels)
-
-    @property
-    def dense_cost(self) -> int:
-        """A multiplication per entry."""
-        return self.num_heads * self.num_queries * self.num_keys
-
-    @property
-    def refresh_cost(self) -> int:
-        """The factors."""
-        return 0 if self._is_frozen() else sum(self.num_heads * 4**levels for levels in self._levels)
+    def on(self, graph: Graph | None = None, walks: Any = None) -> Operator:
+        """The Kronecker factors as an operator."""
+        return self._without_graph(lambda: HypercubeOperator(self), graph, walks)
 
     def extra_repr(self) -> str:
         """Shown when the module is printed."""
         return f"dim={self.dim}, num_heads={self.num_heads}"
 
 
+class HypercubeOperator(Operator):
+    """A Kronecker product of small matrices, one for some bits of the node number each."""
+
+    def __init__(self, mask: HypercubeMask) -> None:
+        super().__init__(mask, num_tokens=2**mask.dim)
+        self._factors = _factors(mask.rate, mask.dim)
+
+    def matmul(self, x: Tensor) -> Tensor:
+        """One factor after the other, each on its bits of the node number."""
+        dtype = torch.promote_types(self._factors[0].dtype, x.dtype)
+        out, before = x.to(dtype), 1
+        for factor in self._factors:
+            size = factor.shape[-1]
+            split = out.reshape(*x.shape[:-2], before, size, x.shape[-2] // (before * size) * x.shape[-1])
+            out = factor.to(dtype)[:, None] @ split
+            before *= size
+        return out.reshape(x.shape).to(x.dtype)
+
+    def rmatmul(self, x: Tensor) -> Tensor:
+        """M x: the mask is symmetric."""
+        return self.matmul(x)
+
+    def to_dense(self) -> Tensor:
+        """M, [H, N, N]."""
+        return reduce(_kron, self._factors)
+
+    def magnitude(self) -> HypercubeOperator:
+        """The operator itself: nothing is negative."""
+        return self
+
+    def cost(self) -> Cost:
+        """A pass over the nodes per factor; a multiplication per entry of the dense matrix."""
+        return Cost(
+            product=self.num_heads * self.num_keys * _COST * len(self._factors),
+            dense=self.num_heads * self.num_queries * self.num_keys,
+            refresh=0 if self._is_kept else sum(factor.numel() for factor in self._factors),
+        )
+
+
+def _factors(rate: Tensor, dim: int) -> list[Tensor]:
+    """The Kronecker factors for a rate [H], [H, 2^levels, 2^levels] each."""
+    parts = max(1, math.ceil(dim / _MAX_LEVELS))
+    levels = [dim // parts + (part < dim % parts) for part in range(parts)]
+    change = -torch.expm1(-2.0 * rate) / 2.0
+    pair = torch.stack([1.0 - change, change], dim=-1)
+    pair = torch.stack([pair, pair.flip(-1)], dim=-2)  # [H, 2, 2]
+    # A power, so that a cube of one node depends on its rate too, with slope 0.
+    one = rate[:, None, None] ** 0
+    return [reduce(_kron, [pair] * count, one) for count in levels]
+
+
 def _kron(first: Tensor, second: Tensor) -> Tensor:
     """The Kronecker product of square matrices per head, [H, R * S, R * S]."""
     size = first.shape[-1] * second.shape[-1]
     return (first[:, :, None, :, None] * second[:, None, :, None, :]).reshape(-1, size, size)
-
-
-def _multiply(factors: list[Tensor], x: Tensor) -> Tensor:
-    """Apply every factor to its bits of the node number, in at least float32."""
-    dtype = torch.promote_types(factors[0].dtype, x.dtype)
-    out, before = x.to(dtype), 1
-    for factor in factors:
-        size = factor.shape[-1]
-        split = out.reshape(*x.shape[:-2], before, size, x.shape[-2] // (before * size) * x.shape[-1])
-        out = factor.to(dtype)[:, None] @ split
-        before *= size
-    return out.reshape(x.shape).to(x.dtype)

@@ -3,33 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, Self
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from topomask.graph import Graph
-from topomask.masks.base import Entries, Mask, Normalizer
 from topomask.masks.composition import (
     MAX_FULL_ENTRIES,
     check_masks,
     common_heads,
     common_normalizer,
     full_entries,
-    full_pattern,
+    keep_beside,
+    sample_walks,
 )
+from topomask.masks.cost import Cost
+from topomask.masks.entries import Entries
+from topomask.masks.mask import Mask
+from topomask.masks.operator import Operator
 from topomask.ops import segments
+from topomask.ops.derived import derivation
 from topomask.ops.pair_attention import TileWork
 from topomask.ops.sparse_product import Pattern, make_pattern
-
-
-class _Layout(NamedTuple):
-    """The pattern, and which entries of the factors are multiplied at every place."""
-
-    pattern: Pattern
-    first: Tensor
-    second: Tensor
-    factors: tuple[Pattern, Pattern]
 
 
 class KroneckerMask(Mask):
@@ -57,45 +53,109 @@ class KroneckerMask(Mask):
     """
 
     def __init__(self, first: Mask, second: Mask) -> None:
-        super().__init__()
         check_masks([first, second], "first and second")
+        super().__init__(num_heads=common_heads([first, second], "first and second"))
         self.first, self.second = first, second
-        self.num_heads = common_heads([first, second], "first and second")
-        self.num_queries = first.num_queries * second.num_queries
-        self.num_keys = first.num_keys * second.num_keys
-        self.num_graphs = first.num_graphs * second.num_graphs
-        self._cached: tuple[str, _Layout] | None = None
+        self.default_normalizer = common_normalizer([first, second])
+        self.takes_graph = first.takes_graph or second.takes_graph
 
-    def _costs(self) -> tuple[int, int]:
+    @property
+    def graph(self) -> Any:
+        """The graphs of the factors, ``(first, second)``; None where a factor still needs one."""
+        factors = self.first, self.second
+        if not self.takes_graph or any(factor.takes_graph and factor.graph is None for factor in factors):
+            return None
+        return self.first.graph, self.second.graph
+
+    @graph.setter
+    def graph(self, graph: Any) -> None:
+        for factor, own in zip((self.first, self.second), _two(graph, "graph"), strict=True):
+            if factor.takes_graph:
+                factor.graph = own
+
+    def sample(self, graph: tuple[Graph, Graph]) -> tuple[Any, Any]:
+        """Walks of the factors on two graphs, for :meth:`on`; None for a factor that does not walk."""
+        first, second = _two(graph, "graph")
+        return sample_walks(self.first, first), sample_walks(self.second, second)
+
+    def on(self, graph: Any = None, walks: Any = None) -> Operator:
+        """The product of the factors on two graphs.
+
+        Args:
+            graph: Two graphs, ``(first, second)``; None for a factor that stays as it is. Default: their own.
+            walks: What :meth:`sample` gave for them.
+        """
+        graphs, given = _two(graph, "graph"), _two(walks, "walks")
+        first, second = self.first.on(graphs[0], given[0]), self.second.on(graphs[1], given[1])
+        return keep_beside(
+            first, "kronecker", (second,), lambda: KroneckerOperator(first, second, self.default_normalizer)
+        )
+
+
+def _two(given: Any, name: str) -> tuple[Any, Any]:
+    if given is None:
+        return None, None
+    if not isinstance(given, (tuple, list)) or len(given) != 2:
+        raise ValueError(
+            f"A KroneckerMask lives on a product of two graphs, so `{name}` must be a pair, (first, second), but is "
+            f"{given}. Pass mask.on((first_graph, second_graph)), with None for a factor that stays where it is."
+        )
+    return given[0], given[1]
+
+
+class KroneckerOperator(Operator):
+    """The Kronecker product of two operators.
+
+    Args:
+        first: On the slow axis.
+        second: On the fast axis.
+        default_normalizer: What attention divides by unless it is told.
+    """
+
+    def __init__(self, first: Operator, second: Operator, default_normalizer: Any = "absolute") -> None:
+        num_queries, num_keys = first.num_queries * second.num_queries, first.num_keys * second.num_keys
+        self._adopt(first, num_queries, num_keys)
+        self.name, self.default_normalizer = "KroneckerMask", default_normalizer
+        self.num_heads = max(first.num_heads, second.num_heads)
+        self.num_graphs = first.num_graphs * second.num_graphs
+        self.dtype = torch.promote_types(first.dtype, second.dtype)
+        self.is_all_ones = first.is_all_ones and second.is_all_ones
+        self._is_kept, self._watched = first._is_kept and second._is_kept, first._watched + second._watched
+        self._first, self._second = first, second
+        self.key_groups = self._groups()
+        self._starts_with_first = self._products()[0] < self._products()[1]
+
+    def _groups(self) -> Tensor | None:
+        """Which pair of graphs every key belongs to."""
+        first, second = self._first.key_groups, self._second.key_groups
+        if first is None and second is None:
+            return None
+        groups = torch.zeros(self._first.num_keys, self._second.num_keys, dtype=torch.int64, device=self.device)
+        if first is not None:
+            groups = groups + first[:, None] * self._second.num_graphs
+        if second is not None:
+            groups = groups + second
+        return groups.flatten()
+
+    def _products(self) -> tuple[int, int]:
         """Cost of a product for one column, where the first or the second factor is applied first."""
-        first, second = self.first, self.second
-        a = first.product_cost * (self.num_heads // first.num_heads)
-        b = second.product_cost * (self.num_heads // second.num_heads)
+        first, second = self._first, self._second
+        a = first.cost().product * (self.num_heads // first.num_heads)
+        b = second.cost().product * (self.num_heads // second.num_heads)
         return (
             second.num_keys * a + first.num_queries * b,
             first.num_keys * b + second.num_queries * a,
         )
 
-    def _starts_with_first(self) -> bool:
-        """Which factor is better applied first: they differ where masks are not square."""
-        costs = self._costs()
-        return costs[0] < costs[1]
-
-    def product(self) -> Callable[[Tensor], Tensor]:
-        """Multiplication by M with the products of the factors computed once."""
-        first, second = self.first.product(), self.second.product()
-        starts, split = self._starts_with_first(), self.second.num_keys
-        return lambda x: _multiply(x, first, second, split, starts)
-
     def matmul(self, x: Tensor) -> Tensor:
         """Apply each factor along its own axis."""
-        return self.product()(x)
+        return _multiply(x, self._first.matmul, self._second.matmul, self._second.num_keys, self._starts_with_first)
 
     def rmatmul(self, x: Tensor) -> Tensor:
         """Apply the transpose of each factor along its own axis."""
         # In the reverse order, which is the cheaper one for the transpose.
-        starts, split = not self._starts_with_first(), self.second.num_queries
-        return _multiply(x, self.first.rmatmul, self.second.rmatmul, split, starts)
+        starts, split = not self._starts_with_first, self._second.num_queries
+        return _multiply(x, self._first.rmatmul, self._second.rmatmul, split, starts)
 
     def product_noise(self, x: Tensor) -> Tensor | None:
         r"""What the factor that comes second makes of the error of the one before it, and its own error.
@@ -109,9 +169,9 @@ class KroneckerMask(Mask):
             return self._product_noise(x)
 
     def _product_noise(self, x: Tensor) -> Tensor | None:
-        starts = self._starts_with_first()
-        before, after = (self.first, self.second) if starts else (self.second, self.first)
-        fine = x.to(torch.promote_types(x.dtype, torch.float32)).unflatten(-2, (-1, self.second.num_keys))
+        starts = self._starts_with_first
+        before, after = (self._first, self._second) if starts else (self._second, self._first)
+        fine = x.to(torch.promote_types(x.dtype, torch.float32)).unflatten(-2, (-1, self._second.num_keys))
         columns = fine if starts else fine.transpose(-2, -3)  # [..., H, N_before, N_after, C]
         noise = before.product_noise(columns.flatten(-2))
         total: Tensor | None = None
@@ -127,7 +187,7 @@ class KroneckerMask(Mask):
 
     def to_dense(self) -> Tensor:
         """M, [H, N_q, N_k]."""
-        first, second = self.first.to_dense(), self.second.to_dense()
+        first, second = self._first._dense_weights(), self._second._dense_weights()
         product = first[:, :, None, :, None] * second[:, None, :, None, :]
         return product.reshape(self.num_heads, self.num_queries, self.num_keys)
 
@@ -135,184 +195,108 @@ class KroneckerMask(Mask):
         """Products of the entries of the factors."""
         queries = torch.arange(self.num_queries) if query_nodes is None else query_nodes
         keys = torch.arange(self.num_keys) if key_nodes is None else key_nodes
-        inner = self.second.num_queries, self.second.num_keys
-        first = self.first.submatrix(queries // inner[0], keys // inner[1])
-        return first * self.second.submatrix(queries % inner[0], keys % inner[1])
+        inner = self._second.num_queries, self._second.num_keys
+        first = self._first.submatrix(queries // inner[0], keys // inner[1])
+        return first * self._second.submatrix(queries % inner[0], keys % inner[1])
 
-    def magnitude(self) -> KroneckerMask:
+    def magnitude(self) -> KroneckerOperator:
         """The Kronecker product of the factors' magnitudes."""
-        first, second = self.first.magnitude(), self.second.magnitude()
-        if first is self.first and second is self.second:
+        first, second = self._first.magnitude(), self._second.magnitude()
+        if first is self._first and second is self._second:
             return self
-        view = self._magnitude_view()
-        view._modules |= {"first": first, "second": second}
-        return view
-
-    def pattern(self) -> Pattern:
-        """The Kronecker product of the patterns."""
-        if self.num_pairs_bound is None:
-            return super().pattern()
-        return _constant_layout(self, self.structure).pattern
+        return self._once("magnitude", lambda: KroneckerOperator(first, second, self.default_normalizer))
 
     def entries(self) -> Entries:
-        """Products of the factors' entries; kept while nothing changes and no gradient is asked for."""
-        if self.num_pairs_bound is None:
-            return super().entries()
-        return self._keep("entries", self._entries)
+        """Products of the factors' entries."""
+        return self._once("entries", self._entries)
 
     def _entries(self) -> Entries:
-        pattern, *places, patterns = _constant_layout(self, self.structure)
+        pairs = [operator.cost().pairs for operator in (self._first, self._second)]
+        if pairs[0] is None and pairs[1] is None:
+            return super().entries()
         first, second = (
-            factor.entries() if factor.num_pairs_bound is not None else full_entries(factor, own)
-            for factor, own in zip((self.first, self.second), patterns, strict=True)
+            full_entries(operator) if count is None else operator.entries()
+            for operator, count in zip((self._first, self._second), pairs, strict=True)
         )
-        values = first.values.index_select(0, places[0]) * second.values.index_select(0, places[1])
+        # Whether a factor has a pattern per head.
+        own = [
+            int(len(entries.values) < operator.num_heads)
+            for entries, operator in ((first, self._first), (second, self._second))
+        ]
+        heads = self.num_heads if any(own) else 1
+        sizes = [self._first.num_queries, self._first.num_keys, self._second.num_queries, self._second.num_keys]
+        *pattern, place_1, place_2 = _kronecker([*first.pattern, *second.pattern], [heads, *own, *sizes])
+
+        def multiply(left: Tensor, right: Tensor) -> Tensor:
+            """Products of values [V, P] of the factors, at the places of the pattern."""
+            if heads == 1:
+                return (left.index_select(1, place_1) * right.index_select(1, place_2)).expand(self.num_heads, -1)
+            sides = (
+                x if is_own else x.expand(heads, -1).reshape(1, -1)
+                for x, is_own in zip((left, right), own, strict=True)
+            )
+            left, right = (x.index_select(1, place) for x, place in zip(sides, (place_1, place_2), strict=True))
+            return left * right
+
+        values = multiply(first.values, second.values)
         if first.magnitudes is first.values and second.magnitudes is second.values:
-            return Entries(pattern, values, values)
-        sizes = first.magnitudes.index_select(0, places[0]) * second.magnitudes.index_select(0, places[1])
-        return Entries(pattern, values, sizes)
+            return Entries(Pattern(*pattern), values, values)
+        return Entries(Pattern(*pattern), values, multiply(first.magnitudes, second.magnitudes))
 
-    def _patterns(self) -> tuple[Pattern, Pattern]:
-        """Those of the factors, one of which may be full."""
-        if self.first.num_pairs_bound is None:
-            second = self.second.pattern()
-            return full_pattern(self.first, second.row_ptr.device), second
-        first = self.first.pattern()
-        sparse = self.second.num_pairs_bound is not None
-        return first, self.second.pattern() if sparse else full_pattern(self.second, first.row_ptr.device)
-
-    def _layout(self) -> _Layout:
-        """Row (i_1, i_2) has the columns (j_1, j_2) for all j_1 of row i_1 and all j_2 of row i_2."""
-        first, second = self._patterns()
-        head = torch.arange(self.num_heads, device=first.row_ptr.device)[:, None, None]
-        row_1 = torch.arange(self.first.num_queries, device=head.device)[:, None]
-        row_2 = torch.arange(self.second.num_queries, device=head.device)
-        # A factor of one head has the same rows for every head.
-        row_1 = row_1 + head * (self.first.num_queries if self.first.num_heads > 1 else 0)
-        row_2 = row_2 + head * (self.second.num_queries if self.second.num_heads > 1 else 0)
-        row_1, row_2, head = (x.flatten() for x in torch.broadcast_tensors(row_1, row_2, head))
-        width = second.row_ptr.diff()[row_2]
-        counts = first.row_ptr.diff()[row_1] * width
-        row_ptr = segments.pointers(counts)
-        row = segments.index(row_ptr)
-        place = segments.ranges(torch.zeros_like(counts), counts)
-        entry_1 = first.row_ptr[row_1[row]] + place // width[row]
-        entry_2 = second.row_ptr[row_2[row]] + place % width[row]
-        column_1 = first.columns[entry_1] % max(1, self.first.num_keys)
-        column_2 = second.columns[entry_2] % max(1, self.second.num_keys)
-        columns = (head[row] * self.first.num_keys + column_1) * self.second.num_keys + column_2
-        pattern = make_pattern(row_ptr, columns, self.num_heads * self.num_keys)
-        return _Layout(
-            pattern,
-            entry_1.to(segments.index_type(len(first.columns))),
-            entry_2.to(segments.index_type(len(second.columns))),
-            (first, second),
+    def cost(self) -> Cost:
+        """One factor for every node of the other, and the reverse; products of the factors' entries."""
+        first, second = self._first, self._second
+        costs = first.cost(), second.cost()
+        pairs, bounds = (
+            self._counts(costs[0].pairs, costs[1].pairs),
+            self._counts(costs[0].max_pairs, costs[1].max_pairs),
+        )
+        share = first.num_heads * second.num_heads
+        count = None if pairs is None else self.num_heads * pairs[0] * pairs[1] // share
+        work = costs[1].tiles
+        tiles = None
+        if work is not None and pairs is not None:
+            # Tiles join tokens that differ in the second factor, for every entry of the first.
+            tiles = TileWork(*(x * pairs[0] * self.num_heads // share for x in work))
+        inner = costs[0].inner_rows or first.num_queries, costs[1].inner_rows or second.num_queries
+        rows = (
+            max(inner[0] * second.num_keys, inner[1] * first.num_queries)
+            if self._starts_with_first
+            else max(inner[1] * first.num_keys, inner[0] * second.num_queries)
+        )
+        size = self.num_heads * self.num_queries * self.num_keys
+        return Cost(
+            product=min(self._products()),
+            dense=costs[0].dense + costs[1].dense + size,
+            refresh=0 if self._is_kept else max(1, costs[0].refresh + costs[1].refresh + (count or 0)),
+            separate_magnitudes=costs[0].separate_magnitudes or costs[1].separate_magnitudes,
+            pairs=count,
+            max_pairs=None if bounds is None else self._bound(*bounds),
+            tiles=tiles,
+            inner_rows=rows,
         )
 
-    @property
-    def structure(self) -> str:
-        """A name of the pattern."""
-        return f"({self.first.structure}) x ({self.second.structure})"
-
-    @property
-    def default_normalizer(self) -> Normalizer:  # type: ignore[override]
-        """The plain sum, if any part asks for it."""
-        return common_normalizer([self.first, self.second])
-
-    @property
-    def key_groups(self) -> Tensor | None:
-        """Which pair of graphs every key belongs to."""
-        first, second = self.first.key_groups, self.second.key_groups
-        if first is None and second is None:
-            return None
-        groups = torch.zeros(self.first.num_keys, self.second.num_keys, dtype=torch.int64)
-        if first is not None:
-            groups = groups.to(first.device) + first[:, None] * self.second.num_graphs
-        if second is not None:
-            groups = groups.to(second.device) + second
-        return groups.flatten()
-
-    @property
-    def num_pairs_bound(self) -> int | None:
-        """The product of the factors' bounds, with what one head has at most where heads differ."""
-        first, second = self.first, self.second
-        a, b = self._counts(first.num_pairs_bound, second.num_pairs_bound)
-        if a is None or b is None:
-            return None
-        # Bounds are over all heads, and only entries of the same head meet.
+    def _bound(self, first: int, second: int) -> int:
+        """Entries at most. Bounds are over all heads, and only entries of the same head meet."""
+        of_first = self._first.num_queries * self._first.num_keys
+        of_second = self._second.num_queries * self._second.num_keys
         return min(
-            a * min(b, second.num_queries * second.num_keys) if first.num_heads > 1 else a * b,
-            b * min(a, first.num_queries * first.num_keys) if second.num_heads > 1 else a * b,
+            first * min(second, of_second) if self._first.num_heads > 1 else first * second,
+            second * min(first, of_first) if self._second.num_heads > 1 else first * second,
         )
 
-    @property
-    def num_pairs_estimate(self) -> int | None:
-        """The product of the factors' estimates per head, over all heads."""
-        a, b = self._counts(self.first.num_pairs_estimate, self.second.num_pairs_estimate)
-        if a is None or b is None:
-            return None
-        return self.num_heads * a * b // (self.first.num_heads * self.second.num_heads)
-
-    def _counts(self, first: int | None, second: int | None) -> tuple[int | None, int | None]:
+    def _counts(self, first: int | None, second: int | None) -> tuple[int, int] | None:
         """Numbers of entries: where one factor alone is sparse and the other is small, the other is full."""
         if first is None and second is not None:
-            return _full_count(self.first), second
-        if second is None and first is not None:
-            return first, _full_count(self.second)
-        return first, second
-
-    @property
-    def tile_work(self) -> TileWork | None:
-        """That of the second factor for every entry of the first: tiles join tokens that differ in the second."""
-        work = self.second.tile_work
-        entries = self._counts(self.first.num_pairs_estimate, self.second.num_pairs_estimate)[0]
-        if work is None or entries is None:
-            return None
-        times = entries * self.num_heads
-        share = self.first.num_heads * self.second.num_heads
-        return TileWork(work.keys * times // share, work.alone * times // share)
-
-    @property
-    def num_inner_rows(self) -> int:
-        """Rows of the largest intermediate result: of a factor, for every node of the other."""
-        first, second = self.first, self.second
-        if self._starts_with_first():
-            return max(first.num_inner_rows * second.num_keys, second.num_inner_rows * first.num_queries)
-        return max(second.num_inner_rows * first.num_keys, first.num_inner_rows * second.num_queries)
-
-    @property
-    def refresh_cost(self) -> int:
-        """That of the factors, and one multiplication per entry; 0 where entries are kept."""
-        if self._is_frozen():
-            return 0
-        return max(1, self.first.refresh_cost + self.second.refresh_cost + (self.num_pairs_estimate or 0))
-
-    @property
-    def dense_cost(self) -> int:
-        """That of the factors, and one multiplication per entry."""
-        return self.first.dense_cost + self.second.dense_cost + self.num_heads * self.num_queries * self.num_keys
-
-    @property
-    def product_cost(self) -> int:
-        """One factor for every node of the other, and the reverse."""
-        return min(self._costs())
-
-    def on(self, graph: Graph, features: Any = None) -> Self:
-        """Refused: one graph says nothing about the two factors."""
-        raise ValueError(
-            f"A KroneckerMask lives on a product of two graphs, so it cannot be moved to {graph}"
-            f"{'' if features is None else ' with features'}. Move its factors: "
-            "KroneckerMask(mask.first.on(first_graph), mask.second.on(second_graph)) has the same parameters."
-        )
-
-    def _state(self) -> list[Tensor]:
-        """What the factors depend on."""
-        return self.first._state() + self.second._state()
+            first = _full_count(self._first)
+        elif second is None and first is not None:
+            second = _full_count(self._second)
+        return None if first is None or second is None else (first, second)
 
 
-def _full_count(mask: Mask) -> int | None:
-    per_head = mask.num_queries * mask.num_keys
-    return mask.num_heads * per_head if per_head <= MAX_FULL_ENTRIES else None
+def _full_count(operator: Operator) -> int | None:
+    per_head = operator.num_queries * operator.num_keys
+    return operator.num_heads * per_head if per_head <= MAX_FULL_ENTRIES else None
 
 
 def _along(multiply: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
@@ -338,10 +322,37 @@ def _multiply(
     return out.flatten(-3, -2).to(x.dtype)
 
 
-@torch.compiler.assume_constant_result
-def _constant_layout(mask: KroneckerMask, structure: str) -> _Layout:
-    """The layout, computed once for every structure of the factors."""
-    if mask._cached is None or mask._cached[0] != structure:
-        with torch.inference_mode(False):
-            mask._cached = structure, mask._layout()
-    return mask._cached[1]
+def _shapes(_: list[Tensor], numbers: list[int]) -> list[tuple[int | None, torch.dtype]]:
+    heads, rows_1, columns_1, rows_2, columns_2 = numbers[0], *numbers[3:]
+    rows, columns = heads * rows_1 * rows_2, heads * columns_1 * columns_2
+    kind = segments.index_type(max(rows, columns) + 1)
+    pattern: list[tuple[int | None, torch.dtype]] = [(rows + 1, torch.int64), (None, kind), (columns + 1, torch.int64)]
+    return [*pattern, (None, kind), (None, torch.int32), (None, torch.int64), (None, torch.int64)]
+
+
+@derivation(_shapes)
+def _kronecker(tensors: list[Tensor], numbers: list[int]) -> list[Tensor]:
+    """The Kronecker product of two patterns, and which entries of the factors are multiplied at every place.
+
+    Row (i_1, i_2) has the columns (j_1, j_2) for all j_1 of row i_1 and all j_2 of row i_2. A factor that has one
+    pattern for all heads has its entries once per head.
+    """
+    first, second = Pattern(*tensors[:5]), Pattern(*tensors[5:])
+    heads, own_1, own_2, rows_1, columns_1, rows_2, columns_2 = numbers
+    head = torch.arange(heads, device=first.row_ptr.device)[:, None, None]
+    row_1 = torch.arange(rows_1, device=head.device)[:, None] + head * (rows_1 * own_1)
+    row_2 = torch.arange(rows_2, device=head.device) + head * (rows_2 * own_2)
+    row_1, row_2, head = (x.flatten() for x in torch.broadcast_tensors(row_1, row_2, head))
+    width = second.row_ptr.diff()[row_2]
+    counts = first.row_ptr.diff()[row_1] * width
+    row_ptr = segments.pointers(counts)
+    row = segments.index(row_ptr)
+    place = segments.ranges(torch.zeros_like(counts), counts)
+    entry_1 = first.row_ptr[row_1[row]] + place // width[row]
+    entry_2 = second.row_ptr[row_2[row]] + place % width[row]
+    column_1 = first.columns[entry_1] % max(1, columns_1)
+    column_2 = second.columns[entry_2] % max(1, columns_2)
+    columns = (head[row] * columns_1 + column_1) * columns_2 + column_2
+    entry_1 = entry_1 if own_1 else entry_1 + head[row] * len(first.columns)
+    entry_2 = entry_2 if own_2 else entry_2 + head[row] * len(second.columns)
+    return [*make_pattern(row_ptr, columns, heads * columns_1 * columns_2), entry_1, entry_2]

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor, nn
+from typing import Any
 
-from topomask.graph_input import check_integer
-from topomask.masks.base import Mask
-from topomask.masks.low_rank import low_rank_product
+import torch
+from torch import nn
+
+from topomask.graph import Graph
+from topomask.graph.input import check_integer
+from topomask.masks.low_rank import LowRankOperator
+from topomask.masks.mask import Mask
+from topomask.masks.operator import Operator
 
 
 class LearnedFeatureMask(Mask):
@@ -35,13 +39,13 @@ class LearnedFeatureMask(Mask):
         Reid et al. (2025), App. C.2.
     """
 
+    takes_graph = False
+
     def __init__(self, num_nodes: int, num_features: int | None = None, num_heads: int = 1) -> None:
-        super().__init__()
         num_features = num_nodes if num_features is None else num_features
         for name, size in (("num_nodes", num_nodes), ("num_features", num_features), ("num_heads", num_heads)):
             check_integer(name, size, 1)
-        self.num_heads = num_heads
-        self.num_queries = self.num_keys = num_nodes
+        super().__init__(num_heads=num_heads)
         self.features = nn.Parameter(torch.empty(num_heads, num_nodes, num_features))
         self.reset_parameters()
 
@@ -50,39 +54,11 @@ class LearnedFeatureMask(Mask):
         scale = self.features.shape[-1] ** -0.5
         nn.init.normal_(self.features, scale, 0.1 * scale)
 
-    def _phi(self) -> Tensor:
-        phi = self.features.to(torch.promote_types(self.features.dtype, torch.float32))
-        return phi.abs() if self._is_magnitude else phi
+    def on(self, graph: Graph | None = None, walks: Any = None) -> Operator:
+        """The features as an operator."""
+        return self._without_graph(lambda: LowRankOperator(self, self.features), graph, walks)
 
-    def matmul(self, x: Tensor) -> Tensor:
-        """Phi (Phi^T x)."""
-        phi = self._phi()
-        return low_rank_product(phi, phi, x)
-
-    def rmatmul(self, x: Tensor) -> Tensor:
-        """The same: M is symmetric."""
-        return self.matmul(x)
-
-    def to_dense(self) -> Tensor:
-        """M, [H, N, N]."""
-        phi = self._phi()
-        return phi @ phi.mT
-
-    def magnitude(self) -> LearnedFeatureMask:
-        r"""The product of the absolute features, :math:`|\Phi| |\Phi|^\top`."""
-        return self if self._is_magnitude else self._magnitude_view()
-
-    @property
-    def product_cost(self) -> int:
-        """Features, of queries and of keys."""
-        return 2 * self.features.numel()
-
-    @property
-    def dense_cost(self) -> int:
-        """Features of a node for every entry."""
-        return self.features.numel() * self.num_keys
-
-    @property
-    def refresh_cost(self) -> int:
-        """That of a product, unless the dense matrix is kept."""
-        return 0 if self._is_frozen() else self.product_cost
+    def extra_repr(self) -> str:
+        """Shown when the module is printed."""
+        num_heads, num_nodes, num_features = self.features.shape
+        return f"num_nodes={num_nodes}, num_features={num_features}, num_heads={num_heads}"

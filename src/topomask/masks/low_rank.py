@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from topomask.masks.base import ELEMENTS_PER_CHUNK, Mask
+from topomask.graph import Graph
+from topomask.masks.cost import Cost
+from topomask.masks.graph_sums import find_tiles, multiply_per_graph
+from topomask.masks.mask import Mask
+from topomask.masks.operator import ELEMENTS_PER_CHUNK, Operator
+from topomask.masks.submatrix import gather
 
 
 class LowRankMask(Mask):
@@ -24,15 +31,16 @@ class LowRankMask(Mask):
 
     u: Tensor
     v: Tensor | None
+    takes_graph = False
 
     def __init__(self, u: Tensor, v: Tensor | None = None) -> None:
-        super().__init__()
         tied, v = v is None, u if v is None else v
         if u.ndim not in (2, 3) or u.ndim != v.ndim or u.shape[-1] != v.shape[-1] or u.shape[:-2] != v.shape[:-2]:
             raise ValueError(
                 f"`u` and `v` must have shapes [N_q, r] and [N_k, r], or [H, N_q, r] and [H, N_k, r], "
                 f"but have shapes {tuple(u.shape)} and {tuple(v.shape)}."
             )
+        super().__init__(num_heads=1 if u.ndim == 2 else len(u))
         for name, factor in (("u", u), ("v", None if tied else v)):
             if factor is None:
                 self.v = None
@@ -40,57 +48,96 @@ class LowRankMask(Mask):
                 self.register_parameter(name, factor)
             else:
                 self.register_buffer(name, factor)
-        self.num_heads = 1 if u.ndim == 2 else len(u)
-        self.num_queries, self.num_keys = u.shape[-2], v.shape[-2]
 
-    def _factors(self) -> tuple[Tensor, Tensor]:
-        dtype = torch.promote_types(self.u.dtype, torch.float32)
-        u, v = self.u.to(dtype), (self.u if self.v is None else self.v).to(dtype)
-        return (u.abs(), v.abs()) if self._is_magnitude else (u, v)
+    def on(self, graph: Graph | None = None, walks: Any = None) -> Operator:
+        """The factors as an operator."""
+        return self._without_graph(lambda: LowRankOperator(self, self.u, self.v), graph, walks)
+
+
+class LowRankOperator(Operator):
+    r"""The product of two thin matrices per head, :math:`M = U V^\top`; on a batch of graphs, within every graph.
+
+    Args:
+        mask: The mask.
+        u: [N_q, r] or [H, N_q, r].
+        v: [N_k, r] or [H, N_k, r]. Default: ``u``.
+        graph: The graph that the tokens are the nodes of, if there is one.
+        positive: Whether nothing is negative.
+    """
+
+    def __init__(
+        self, mask: Mask, u: Tensor, v: Tensor | None = None, graph: Graph | None = None, positive: bool = False
+    ) -> None:
+        super().__init__(mask, graph, num_tokens=u.shape[-2])
+        v = u if v is None else v
+        self.num_keys = v.shape[-2]
+        self.dtype = torch.promote_types(torch.promote_types(u.dtype, v.dtype), torch.float32)
+        self.device = u.device
+        self._u, self._v, self._positive = u.to(self.dtype), v.to(self.dtype), positive
+        self._tiles = find_tiles(graph, self.device)
 
     def matmul(self, x: Tensor) -> Tensor:
         """U (V^T x)."""
-        return low_rank_product(*self._factors(), x)
+        return self._multiply(self._u, self._v, x)
 
     def rmatmul(self, x: Tensor) -> Tensor:
         """V (U^T x)."""
-        u, v = self._factors()
-        return low_rank_product(v, u, x)
+        return self._multiply(self._v, self._u, x)
+
+    def _multiply(self, u: Tensor, v: Tensor, x: Tensor) -> Tensor:
+        if self._tiles is not None:
+            return multiply_per_graph(self._tiles, u, v, x)
+        dtype = torch.promote_types(u.dtype, x.dtype)
+        return (u.to(dtype) @ (v.to(dtype).mT @ x.to(dtype))).to(x.dtype)
 
     def attend(self, phi_q: Tensor, phi_k: Tensor, v: Tensor) -> Tensor:
         """Plain linear attention with r times the features: no numbers [N, M, D] are formed."""
-        return low_rank_attention(*self._factors(), phi_q, phi_k, v)
-
-    @property
-    def rank(self) -> int:
-        """r, the columns of U."""
-        return self.u.shape[-1]
+        if self.key_groups is not None or self._u.shape[-1] > v.shape[-1]:
+            return super().attend(phi_q, phi_k, v)
+        return low_rank_attention(self._u, self._v, phi_q, phi_k, v)
 
     def to_dense(self) -> Tensor:
         """M, [H, N_q, N_k]."""
-        u, v = self._factors()
-        dense = u @ v.mT
-        return dense if dense.ndim == 3 else dense[None]
+        dense = self._u @ self._v.mT
+        dense = dense if dense.ndim == 3 else dense[None]
+        groups = self.key_groups
+        return dense if groups is None else dense * (groups[:, None] == groups)
 
-    def magnitude(self) -> LowRankMask:
+    def submatrix(self, query_nodes: Tensor | None, key_nodes: Tensor | None) -> Tensor:
+        """Rows of U times rows of V."""
+        dense = gather(self._u, query_nodes) @ gather(self._v, key_nodes).mT
+        dense = dense if dense.ndim == 3 else dense[None]
+        if self.key_groups is None:
+            return dense
+        queries, keys = (
+            self.key_groups if nodes is None else self.key_groups[nodes.to(self.device)]
+            for nodes in (query_nodes, key_nodes)
+        )
+        return dense * (queries[:, None] == keys)
+
+    def magnitude(self) -> LowRankOperator:
         r"""The product of the absolute factors, :math:`|U| |V|^\top`."""
-        return self if self._is_magnitude else self._magnitude_view()
+        return self if self._positive else self._once("magnitude", self._absolute)
 
-    @property
-    def refresh_cost(self) -> int:
-        """That of a product: a dense matrix is formed by products."""
-        return 0 if self._is_frozen() else self.product_cost
+    def _absolute(self) -> LowRankOperator:
+        other = self._copy()
+        other._u, other._v, other._positive = self._u.abs(), self._v.abs(), True
+        return other
 
-    @property
-    def product_cost(self) -> int:
-        """Entries of both factors."""
-        return self.num_heads * (self.num_queries + self.num_keys) * self.rank
-
-
-def low_rank_product(u: Tensor, v: Tensor, x: Tensor) -> Tensor:
-    """U (V^T x), in at least float32, whatever the precision of x."""
-    dtype = torch.promote_types(u.dtype, x.dtype)
-    return (u.to(dtype) @ (v.to(dtype).mT @ x.to(dtype))).to(x.dtype)
+    def cost(self) -> Cost:
+        """Entries of both factors; on a batch every graph has factors of its own."""
+        rank = self._u.shape[-1]
+        product = self.num_heads * (self.num_queries + self.num_keys) * rank
+        dense = self.num_heads * self.num_queries * self.num_keys * rank
+        return Cost(
+            product,
+            dense,
+            refresh=0 if self._is_kept else product,
+            separate_magnitudes=not self._positive,
+            rank=rank if self._tiles is None else None,
+            # On a batch, every tile has a product of its keys with x.
+            inner_rows=0 if self._tiles is None else len(self._tiles.group) * rank,
+        )
 
 
 def low_rank_attention(u: Tensor, v: Tensor, phi_q: Tensor, phi_k: Tensor, values: Tensor) -> Tensor:

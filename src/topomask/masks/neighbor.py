@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 import scipy.sparse as sp
@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from topomask.graph import Graph
-from topomask.masks.base import Entries, sparse_multiply
-from topomask.masks.graph_mask import GraphMask
-from topomask.ops import segments
+from topomask.graph.records import Recipe, Record
+from topomask.masks.entries import Entries
+from topomask.masks.mask import GraphMask
+from topomask.masks.sparse import SparseOperator
 from topomask.ops.locality import suggest_order
 from topomask.ops.pair_attention import MIN_ENTRIES_PER_ROW, TileWork, estimate_tiles
 from topomask.ops.sparse_product import Pattern, make_pattern
@@ -47,98 +48,48 @@ class NeighborMask(GraphMask):
         Velickovic et al. (2018); Shi et al. (2021); Reid et al. (2025), App. B.6.
     """
 
-    def __init__(self, graph: Graph, *, weighted: bool = False, self_loops: bool = True) -> None:
-        super().__init__()
-        self.num_heads = 1
+    def __init__(self, graph: Graph | None = None, *, weighted: bool = False, self_loops: bool = True) -> None:
+        super().__init__(graph)
         self.weighted, self.self_loops = weighted, self_loops
-        self._bind(graph)
-        self._follow(torch.empty(0))
+        self._recipe = _NeighborRecipe(weighted, self_loops).shared()
 
-    def _bind(self, graph: Graph) -> None:
-        super()._bind(graph)
-        matrix = graph.to_scipy()
-        if self.self_loops:
-            matrix = matrix + sp.diags_array((matrix.diagonal() == 0).astype(np.float64), format="csr")
-            matrix.sort_indices()
-        self._is_signed = self.weighted and graph.signed
-        with torch.device("cpu"):
-            row_ptr, columns = (torch.from_numpy(x.astype(np.int64)) for x in (matrix.indptr, matrix.indices))
-            self._pattern = make_pattern(row_ptr, columns, graph.num_nodes)
-            self._rows = segments.index(row_ptr)  # [P]
-            # In double precision: a product takes them in its own.
-            self._values = torch.from_numpy(matrix.data) if self.weighted else torch.ones(matrix.nnz).double()
-        suggest_order(self._pattern.columns, graph, lambda graph: graph.node_groups)
-        tiled = matrix.nnz >= MIN_ENTRIES_PER_ROW * graph.num_nodes
-        self._tile_work = estimate_tiles(self._pattern, None) if tiled else None
-
-    def _signed_values(self) -> Tensor:
-        return self._values.abs() if self._is_magnitude else self._values
-
-    def product(self) -> Callable[[Tensor], Tensor]:
-        """Multiplication by M, in at least float32."""
-        values = self._signed_values()
-
-        def multiply(x: Tensor) -> Tensor:
-            dtype = torch.promote_types(x.dtype, torch.float32)
-            return sparse_multiply(self._pattern, values.to(dtype), x, 1)
-
-        return multiply
-
-    def matmul(self, x: Tensor) -> Tensor:
-        """Sums over neighbours."""
-        return self.product()(x)
-
-    def rmatmul(self, x: Tensor) -> Tensor:
-        """Sums over those that have a node as their neighbour."""
-        values = self._signed_values().to(torch.promote_types(x.dtype, torch.float32))
-        return sparse_multiply(self._pattern, values, x, 1, transpose=True)
-
-    def to_dense(self) -> Tensor:
-        """M, [1, N, N]."""
-        pattern, values, _ = self.entries()
-        return values.new_zeros(pattern.shape).index_put((self._rows, pattern.columns.long()), values)[None]
-
-    def magnitude(self) -> NeighborMask:
-        """Absolute weights; the mask itself where none is negative."""
-        return self if self._is_magnitude or not self._is_signed else self._magnitude_view()
-
-    def pattern(self) -> Pattern:
-        """The edges, and self-loops."""
-        return self._pattern
-
-    def entries(self) -> Entries:
-        """Ones, or weights, on the edges."""
-        return self._keep("entries", self._entries)
-
-    def _entries(self) -> Entries:
-        values = self._signed_values().to(torch.promote_types(self._probe.dtype, torch.float32))
-        return Entries(self._pattern, values, values.abs() if self._is_signed else values)
-
-    @property
-    def tile_work(self) -> TileWork | None:
-        """The work of attention in tiles, on dense graphs."""
-        return self._tile_work if self._values.device.type == "cpu" else None
-
-    @property
-    def num_pairs_bound(self) -> int:
-        """Entries of the mask."""
-        return len(self._values)
-
-    @property
-    def product_cost(self) -> int:
-        """Entries of the mask."""
-        return len(self._values)
-
-    @property
-    def dense_cost(self) -> int:
-        """Nothing: entries are written to their places."""
-        return 0
-
-    def _move(self, device: torch.device, dtype: torch.dtype) -> None:
-        super()._move(device, dtype)
-        self._pattern = self._pattern.to(device)
-        self._rows, self._values = self._rows.to(device), self._values.to(device)
+    def _operator(self, graph: Graph, record: _Neighbors) -> SparseOperator:
+        entries = Entries(record.pattern, record.values, record.magnitudes)
+        return SparseOperator(self, graph, entries, record.tiles)
 
     def extra_repr(self) -> str:
         """Shown when the module is printed."""
         return f"{self.graph}, weighted={self.weighted}, self_loops={self.self_loops}"
+
+
+@dataclass(eq=False)
+class _Neighbors(Record):
+    pattern: Pattern
+    values: Tensor  # [1, P]
+    magnitudes: Tensor
+    tiles: TileWork | None
+
+
+@dataclass(frozen=True)
+class _NeighborRecipe(Recipe):
+    by_precision = True
+    weighted: bool
+    self_loops: bool
+
+    def make(self, graph: Graph, device: torch.device, dtype: torch.dtype) -> _Neighbors:
+        matrix = graph.to_scipy()
+        if self.self_loops:
+            matrix = matrix + sp.diags_array((matrix.diagonal() == 0).astype(np.float64), format="csr")
+            matrix.sort_indices()
+        row_ptr, columns = (torch.from_numpy(x.astype(np.int64)) for x in (matrix.indptr, matrix.indices))
+        pattern = make_pattern(row_ptr, columns, graph.num_nodes)
+        values = torch.from_numpy(matrix.data) if self.weighted else torch.ones(matrix.nnz)
+        values = values.to(device, dtype)[None]
+        suggest_order(pattern.columns, graph, lambda graph: graph.node_groups)
+        tiled = matrix.nnz >= MIN_ENTRIES_PER_ROW * graph.num_nodes
+        return _Neighbors(
+            pattern.to(device),
+            values,
+            values.abs() if self.weighted and graph.signed else values,
+            estimate_tiles(pattern, None) if tiled else None,
+        )

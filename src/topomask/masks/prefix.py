@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from topomask.graph import Graph
-from topomask.masks.base import Entries, Mask, Normalizer
+from topomask.graph.input import check_integer
+from topomask.masks.composition import check_masks, keep_beside, sample_walks
+from topomask.masks.cost import Cost
+from topomask.masks.entries import Entries, PairSums, attend_entries
 from topomask.masks.graph_sums import spread_per_graph, sum_per_graph
-from topomask.masks.selected import SelectedMask
+from topomask.masks.mask import Mask
+from topomask.masks.operator import Operator
 from topomask.ops import segments
-from topomask.ops.pair_attention import TileWork
+from topomask.ops.derived import derivation
 from topomask.ops.quotient import divide
 from topomask.ops.sparse_product import Pattern, make_pattern
 
@@ -40,87 +43,76 @@ class PrefixMask(Mask):
     """
 
     def __init__(self, mask: Mask, num_prefix: int = 1) -> None:
-        super().__init__()
-        if not isinstance(num_prefix, int) or num_prefix < 1:
-            raise ValueError(f"`num_prefix` must be an integer of at least 1, but is {num_prefix!r}.")
-        if mask.num_queries != mask.num_keys:
-            raise ValueError(f"`mask` must be square, but has {mask.num_queries} queries and {mask.num_keys} keys.")
-        if isinstance(mask, SelectedMask):
-            raise ValueError("`mask` is a selection of nodes. Put the prefix in front of the whole mask, then select.")
-        self.mask = mask
-        self.num_prefix = num_prefix
-        self._cached: tuple[str, tuple[Pattern, Tensor]] | None = None
+        check_masks([mask], "mask")
+        check_integer("num_prefix", num_prefix, 1)
+        super().__init__(num_heads=mask.num_heads)
+        self.mask, self.num_prefix = mask, num_prefix
+        self.default_normalizer, self.takes_graph = mask.default_normalizer, mask.takes_graph
 
     @property
-    def num_heads(self) -> int:  # type: ignore[override]
-        """Heads of the mask on the nodes."""
-        return self.mask.num_heads
+    def graph(self) -> Graph | None:
+        """That of the mask behind the prefix."""
+        return self.mask.graph
 
-    @property
-    def num_queries(self) -> int:  # type: ignore[override]
-        """Prefix tokens and nodes."""
-        return self.num_prefix * self.num_graphs + self.mask.num_queries
+    @graph.setter
+    def graph(self, graph: Graph | None) -> None:
+        self.mask.graph = graph
 
-    num_keys = num_queries
+    def sample(self, graph: Graph) -> Any:
+        """Walks of the mask behind the prefix, for :meth:`on`; None where it does not walk."""
+        return sample_walks(self.mask, graph)
 
-    @property
-    def num_graphs(self) -> int:  # type: ignore[override]
-        """Graphs of the batch."""
-        return self.mask.num_graphs
+    def on(self, graph: Graph | None = None, walks: Any = None) -> Operator:
+        """The prefix in front of the mask on a graph."""
+        inner = self.mask.on(graph, walks)
+        return keep_beside(inner, ("prefix", self.num_prefix), (), lambda: PrefixOperator(inner, self.num_prefix))
 
-    @property
-    def default_normalizer(self) -> Normalizer:  # type: ignore[override]
-        """That of the mask on the nodes."""
-        return self.mask.default_normalizer
 
-    @property
-    def structure(self) -> str:
-        """A name of the pattern."""
-        return f"{self.num_prefix} before {self.mask.structure}"
+class PrefixOperator(Operator):
+    """Prefix tokens in front of an operator.
 
-    @property
-    def key_groups(self) -> Tensor | None:
-        """Which graph every token belongs to."""
-        groups = self.mask.key_groups
-        if groups is None:
-            return None
-        prefix = torch.arange(self.num_graphs, device=groups.device).repeat_interleave(self.num_prefix)
-        return torch.cat([prefix, groups])
+    Args:
+        inner: The operator on the nodes.
+        num_prefix: Prefix tokens per graph.
+    """
+
+    def __init__(self, inner: Operator, num_prefix: int) -> None:
+        if inner.num_queries != inner.num_keys:
+            raise ValueError(f"`mask` must be square, but has {inner.num_queries} queries and {inner.num_keys} keys.")
+        start = num_prefix * inner.num_graphs
+        self._adopt(inner, start + inner.num_queries, start + inner.num_keys)
+        self.name = "PrefixMask"
+        self.is_all_ones = inner.is_all_ones
+        self._inner, self._num_prefix, self._start = inner, num_prefix, start
+        if inner.key_groups is not None:
+            prefix = torch.arange(self.num_graphs, device=self.device).repeat_interleave(num_prefix)
+            self.key_groups = torch.cat([prefix, inner.key_groups])
 
     def _multiply(self, x: Tensor, nodes: Tensor) -> Tensor:
         """Join the product of the nodes with what prefix tokens send and receive."""
-        start = self.num_prefix * self.num_graphs
-        groups = self.key_groups
+        start, groups = self._start, self.key_groups
         is_prefix = torch.arange(x.shape[-2], device=x.device)[:, None] < start
         all_tokens, prefix = (sum_per_graph(part, groups, self.num_graphs) for part in (x, x * is_prefix))
         to_prefix = spread_per_graph(all_tokens, None if groups is None else groups[:start], start)
-        to_nodes = spread_per_graph(prefix, self.mask.key_groups, self.mask.num_queries)
+        to_nodes = spread_per_graph(prefix, self._inner.key_groups, self._inner.num_queries)
         return torch.cat([to_prefix, nodes + to_nodes], dim=-2).to(x.dtype)
-
-    def product(self) -> Callable[[Tensor], Tensor]:
-        """Multiplication by M' with the product of the mask computed once."""
-        inner = self.mask.product()
-        return lambda x: self._multiply(x, inner(x[..., self.num_prefix * self.num_graphs :, :]))
 
     def matmul(self, x: Tensor) -> Tensor:
         """M' x."""
-        return self.product()(x)
+        return self._multiply(x, self._inner.matmul(x[..., self._start :, :]))
 
     def rmatmul(self, x: Tensor) -> Tensor:
         """M'^T x."""
-        return self._multiply(x, self.mask.rmatmul(x[..., self.num_prefix * self.num_graphs :, :]))
+        return self._multiply(x, self._inner.rmatmul(x[..., self._start :, :]))
 
     def product_noise(self, x: Tensor) -> Tensor | None:
         """That of the mask: sums over the prefix are exact."""
-        start = self.num_prefix * self.num_graphs
-        noise = self.mask.product_noise(x[..., start:, :])
-        return noise if noise is None or noise.shape[-2] == 1 else F.pad(noise, (0, 0, start, 0))
+        noise = self._inner.product_noise(x[..., self._start :, :])
+        return noise if noise is None or noise.shape[-2] == 1 else F.pad(noise, (0, 0, self._start, 0))
 
     def to_dense(self) -> Tensor:
         """M', [H, N, N]."""
-        nodes = self.mask.to_dense()
-        groups = self.key_groups
-        start = self.num_prefix * self.num_graphs
+        nodes, groups, start = self._inner.to_dense(), self.key_groups, self._start
         same = (
             nodes.new_ones(self.num_queries, self.num_queries)
             if groups is None
@@ -130,141 +122,100 @@ class PrefixMask(Mask):
         left = same[start:, :start].expand(self.num_heads, -1, -1)
         return torch.cat([top, torch.cat([left, nodes], dim=2)], dim=1)
 
-    def magnitude(self) -> PrefixMask:
+    def magnitude(self) -> PrefixOperator:
         """The prefix in front of the magnitude of the mask."""
-        inner = self.mask.magnitude()
-        if inner is self.mask:
+        inner = self._inner.magnitude()
+        if inner is self._inner:
             return self
-        view = self._magnitude_view()
-        view._modules["mask"] = inner
-        return view
-
-    def pattern(self) -> Pattern:
-        """The pattern of the mask, and a row and a column per prefix token."""
-        return _constant_layout(self, self.mask.structure)[0]
+        return self._once("magnitude", lambda: PrefixOperator(inner, self._num_prefix))
 
     def entries(self) -> Entries:
         """The entries of the mask, and ones between a prefix token and every token of its graph."""
-        inner = self.mask.entries()
-        pattern, order = _constant_layout(self, self.mask.structure)
-        ones = inner.values.new_ones(len(order) - len(inner.values))
-        values = torch.cat([inner.values, ones])[order]
-        if inner.magnitudes is inner.values:
-            return Entries(pattern, values, values)
-        return Entries(pattern, values, torch.cat([inner.magnitudes, ones])[order])
+        return self._once("entries", self._entries)
 
-    def attend_pairs(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        *,
-        magnitudes: bool,
-        absolute: bool = False,
-        normalize: bool = True,
-        softmax: bool = False,
-        is_key: Tensor | None = None,
-    ) -> Tensor:
+    def _entries(self) -> Entries:
+        inner, values, magnitudes = self._inner.entries()
+        heads = self.num_heads // len(values)
+        groups = [] if self.key_groups is None else [self.key_groups]
+        *pattern, order = _prefix_pattern([*inner, *groups], [heads, self._num_prefix, self.num_graphs])
+        ones = values.new_ones(len(values), heads * self._num_ones())
+        found = torch.cat([values, ones], dim=1)[:, order]
+        if magnitudes is values:
+            return Entries(Pattern(*pattern), found, found)
+        return Entries(Pattern(*pattern), found, torch.cat([magnitudes, ones], dim=1)[:, order])
+
+    def _num_ones(self) -> int:
+        """Ones of the prefix, per head: every token meets the prefix tokens of its graph, and the reverse."""
+        return self._num_prefix * (2 * self.num_queries - self._start)
+
+    def attend_pairs(self, q: Tensor, k: Tensor, v: Tensor, sums: PairSums, is_key: Tensor | None = None) -> Tensor:
         """Attention over the entries of the mask, as fast as it has it, and beside it what prefix tokens add."""
-        if softmax or absolute or self.num_graphs > 1:
-            flags = {"absolute": absolute, "normalize": normalize, "softmax": softmax}
-            return super().attend_pairs(q, k, v, magnitudes=magnitudes, is_key=is_key, **flags)
-        q, k, v = (x.unflatten(1, (self.num_heads, -1)) for x in (q, k, v))
-        if not normalize:
-            return self._sum_pairs(self.mask, q, k, v).flatten(1, 2)
-        ones, magnitude = v.new_ones(*v.shape[:-1], 1), self.mask.magnitude() if magnitudes else self.mask
-        if magnitude is self.mask:
-            joined = self._sum_pairs(self.mask, q, k, torch.cat([v, ones], dim=-1))
-            return divide(joined[..., :-1], joined[..., -1:]).flatten(1, 2)
-        total = self._sum_pairs(magnitude, q, k, ones)
-        return divide(self._sum_pairs(self.mask, q, k, v), total).flatten(1, 2)
+        if sums.softmax or sums.absolute or self.num_graphs > 1:
+            return attend_entries(self.entries(), self.num_heads, q, k, v, sums, is_key)
+        if not sums.normalize:
+            return self._sum_pairs(self._inner, q, k, v)
+        ones = v.new_ones(*v.shape[:-1], 1)
+        magnitude = self._inner.magnitude() if sums.magnitudes else self._inner
+        if magnitude is self._inner:
+            joined = self._sum_pairs(self._inner, q, k, torch.cat([v, ones], dim=-1))
+            return divide(joined[..., :-1], joined[..., -1:])
+        return divide(self._sum_pairs(self._inner, q, k, v), self._sum_pairs(magnitude, q, k, ones))
 
-    def _sum_pairs(self, mask: Mask, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Unnormalised attention [B, H, P + N, D] with a mask on the nodes behind the prefix."""
-        start = self.num_prefix
-        parts = (x[:, :, start:].flatten(1, 2) for x in (q, k, v))
-        nodes = mask.attend_pairs(*parts, magnitudes=False, normalize=False).unflatten(1, (self.num_heads, -1))
+    def _sum_pairs(self, inner: Operator, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Unnormalised attention [B, H, P + N, D] with an operator on the nodes behind the prefix."""
+        start = self._start
+        nodes = inner.attend_pairs(q[:, :, start:], k[:, :, start:], v[:, :, start:], PairSums(normalize=False))
         from_prefix = (q[:, :, start:] @ k[:, :, :start].mT) @ v[:, :, :start]
         prefix = (q[:, :, :start] @ k.mT) @ v
         return torch.cat([prefix, nodes + from_prefix], dim=2)
 
-    def _layout(self) -> tuple[Pattern, Tensor]:
-        """The pattern, and where its entries stand in (entries of the mask, ones of the prefix)."""
-        inner = self.mask.pattern()
-        heads, start, size = self.num_heads, self.num_prefix * self.num_graphs, self.num_queries
-        head, row = _split(segments.index(inner.row_ptr), self.mask.num_queries)
-        column = _split(inner.columns, self.mask.num_keys)[1]
-        nodes = (head * size + start + row) * (heads * size) + head * size + start + column
-        first_head = self._prefix_places(nodes.device)
-        shifts = torch.arange(heads, device=nodes.device)[:, None] * (size * heads * size + size)
-        places, order = torch.cat([nodes, (shifts + first_head).flatten()]).sort()
-        counts = torch.bincount(places // (heads * size), minlength=heads * size)
-        return make_pattern(segments.pointers(counts), places % (heads * size), heads * size), order
-
-    def _prefix_places(self, device: torch.device) -> Tensor:
-        """Places row * (H * N) + column, in the first head, of the ones that the prefix adds."""
-        start, size, groups = self.num_prefix * self.num_graphs, self.num_queries, self.key_groups
-        if groups is None:
-            groups = torch.zeros(size, dtype=torch.int64, device=device)
-        token = torch.arange(size, device=device)
-        # Every token meets the prefix tokens of its graph.
-        prefix = groups[:, None] * self.num_prefix + torch.arange(self.num_prefix, device=device)
-        width = self.num_heads * size
-        down = (token[:, None] * width + prefix).flatten()
-        across = (prefix[start:] * width + token[start:, None]).flatten()
-        return torch.cat([down, across])
-
-    @property
-    def num_pairs_bound(self) -> int | None:
-        """Entries of the mask and of the prefix."""
-        inner = self.mask.num_pairs_bound
-        return None if inner is None else inner + 2 * self.num_heads * self.num_prefix * self.num_queries
-
-    @property
-    def num_pairs_estimate(self) -> int | None:
-        """Entries of the mask and of the prefix."""
-        inner = self.mask.num_pairs_estimate
-        return None if inner is None else inner + 2 * self.num_heads * self.num_prefix * self.num_queries
-
-    @property
-    def refresh_cost(self) -> int:
-        """That of the mask; never 0, since entries are put together anew."""
-        return max(1, self.mask.refresh_cost)
-
-    def _state(self) -> list[Tensor]:
-        """What the mask depends on."""
-        return self.mask._state()
-
-    @property
-    def tile_work(self) -> TileWork | None:
-        """About that of the mask."""
-        return self.mask.tile_work
-
-    @property
-    def dense_cost(self) -> int:
-        """That of the mask."""
-        return self.mask.dense_cost
-
-    @property
-    def product_cost(self) -> int:
-        """The mask's, and one pass over the tokens."""
-        return self.mask.product_cost + 2 * self.num_heads * self.num_queries
-
-    def on(self, graph: Graph, features: Any = None) -> Self:
-        """The prefix in front of the same mask on another graph."""
-        view = self._view()
-        view._modules["mask"] = self.mask.on(graph, features)
-        return view
+    def cost(self) -> Cost:
+        """That of the mask, one pass over the tokens, and the entries of the prefix."""
+        cost = self._inner.cost()
+        ones = 2 * self.num_heads * self._num_prefix * self.num_queries
+        return cost._replace(
+            product=cost.product + 2 * self.num_heads * self.num_queries,
+            refresh=0 if self._is_kept else max(1, cost.refresh),
+            pairs=None if cost.pairs is None else cost.pairs + ones,
+            max_pairs=None if cost.max_pairs is None else cost.max_pairs + ones,
+            rank=None,
+        )
 
 
-@torch.compiler.assume_constant_result
-def _constant_layout(mask: PrefixMask, structure: str) -> tuple[Pattern, Tensor]:
-    """The layout, computed once for every structure of the mask behind the prefix."""
-    if mask._cached is None or mask._cached[0] != structure:
-        with torch.inference_mode(False):
-            mask._cached = structure, mask._layout()
-    return mask._cached[1]
+def _shapes(tensors: list[Tensor], numbers: list[int]) -> list[tuple[int | None, torch.dtype]]:
+    heads, num_prefix, num_graphs = numbers
+    rows = tensors[0].shape[0] - 1 + heads * num_prefix * num_graphs
+    tokens = rows // heads
+    count = tensors[1].shape[0] + heads * num_prefix * (2 * tokens - num_prefix * num_graphs)
+    columns, pointers = (count, segments.index_type(rows + 1)), (rows + 1, torch.int64)
+    # Pairs that are formed fit in int32; inside compiled code their number may be unknown.
+    return [pointers, columns, pointers, columns, (count, torch.int32), (count, torch.int64)]
 
 
-def _split(index: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    return index // size, index % size
+@derivation(_shapes)
+def _prefix_pattern(tensors: list[Tensor], numbers: list[int]) -> list[Tensor]:
+    """The pattern behind a prefix, and where its entries stand in (entries of the mask, ones of the prefix)."""
+    inner = Pattern(*tensors[:5])
+    heads, num_prefix, num_graphs = numbers
+    start = num_prefix * num_graphs
+    nodes = (len(inner.row_ptr) - 1) // heads
+    size = start + nodes
+    row, column = segments.index(inner.row_ptr), inner.columns.long()
+    head, row, column = row // max(1, nodes), row % max(1, nodes), column % max(1, nodes)
+    places = (head * size + start + row) * (heads * size) + head * size + start + column
+    groups = tensors[5] if len(tensors) > 5 else torch.zeros(size, dtype=torch.int64, device=row.device)
+    first_head = _prefix_places(groups, num_prefix, start, heads * size)
+    shifts = torch.arange(heads, device=row.device)[:, None] * (size * heads * size + size)
+    places, order = torch.cat([places, (shifts + first_head).flatten()]).sort()
+    counts = torch.bincount(places // (heads * size), minlength=heads * size)
+    return [*make_pattern(segments.pointers(counts), places % (heads * size), heads * size), order]
+
+
+def _prefix_places(groups: Tensor, num_prefix: int, start: int, width: int) -> Tensor:
+    """Places row * width + column, in the first head, of the ones that the prefix adds."""
+    token = torch.arange(len(groups), device=groups.device)
+    # Every token meets the prefix tokens of its graph.
+    prefix = groups[:, None] * num_prefix + torch.arange(num_prefix, device=groups.device)
+    down = (token[:, None] * width + prefix).flatten()
+    across = (prefix[start:] * width + token[start:, None]).flatten()
+    return torch.cat([down, across])

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import scipy.sparse as sp
@@ -15,29 +13,25 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from topomask.graph import Graph
-from topomask.graph_input import Array, check_integer
-from topomask.masks.base import Entries, sparse_multiply
-from topomask.masks.dense import dense_product
-from topomask.masks.graph_mask import GraphMask
-from topomask.modulation import table_per_head
-from topomask.ops import segments
-from topomask.ops.locality import suggest_order
-from topomask.ops.pair_attention import MIN_ENTRIES_PER_ROW, TileWork
-from topomask.ops.sparse_product import Pattern, make_pattern
+from topomask.graph.input import Array, check_integer
+from topomask.graph.records import Recipe, Record, find_record
+from topomask.masks.cost import Cost
+from topomask.masks.dense import DenseOperator
+from topomask.masks.entries import Entries
+from topomask.masks.graph_blocks import BlocksRecipe, GraphBlocks, blocks_pattern
+from topomask.masks.mask import GraphMask
+from topomask.masks.operator import Operator
+from topomask.masks.sparse import SparseOperator
+from topomask.walks.modulation import table_per_head
 
 # Pairs of nodes of the same graph, which is one graph of 8,192 nodes: with 8 heads, their weights in float32 take 2 GB,
 # and it takes seconds to find their distances.
 MAX_NODE_PAIRS = 1 << 26
 
 DEFAULT_MAX_DISTANCE = 8
-# The lanes of a tile.
-_TILE = 16
 # Nodes of small graphs that go to SciPy in one call, and distances that one call returns.
 _NODES_PER_CALL = 256
 _DISTANCES_PER_CALL = 1 << 22
-
-# Numbers of hops, which all masks on a graph share.
-_hops: WeakKeyDictionary[Graph, Array] = WeakKeyDictionary()
 
 
 class ShortestPathMask(GraphMask):
@@ -53,7 +47,8 @@ class ShortestPathMask(GraphMask):
     them but by the strategy ``"dense"``.
 
     Args:
-        graph: The graph, or a batch, with up to 67,108,864 (8,192 squared) pairs of nodes of the same graph.
+        graph: The graph that the mask is on unless another is given, or a batch, with up to 67,108,864 (8,192 squared)
+            pairs of nodes of the same graph.
         num_heads: Heads; each has its own weights.
         max_distance: This distance and any larger one share one weight. Default: 8.
         boundaries: Take sums of edge weights as distances, and these ends of their buckets, ascending: bucket 0 holds
@@ -76,9 +71,11 @@ class ShortestPathMask(GraphMask):
         Ying et al. (2021), Eq. 6; Reid et al. (2025), App. B.3.
     """
 
+    _recipe: _BucketRecipe
+
     def __init__(
         self,
-        graph: Graph,
+        graph: Graph | None = None,
         num_heads: int = 1,
         max_distance: int | None = None,
         *,
@@ -87,186 +84,121 @@ class ShortestPathMask(GraphMask):
         unreachable: float | None = None,
         bias: bool = False,
     ) -> None:
-        super().__init__()
         check_integer("num_heads", num_heads, 1)
-        self._boundaries = None if boundaries is None else _check_boundaries(boundaries, max_distance)
-        if self._boundaries is None:
+        super().__init__(graph, num_heads)
+        ends = None if boundaries is None else _check_boundaries(boundaries, max_distance)
+        if ends is None:
             max_distance = DEFAULT_MAX_DISTANCE if max_distance is None else max_distance
             check_integer("max_distance", max_distance, 0, torch.iinfo(torch.int16).max - 1)
             size, text = max_distance + 1, f"max_distance + 1={max_distance + 1}"
         else:
-            size, text = len(self._boundaries) + 1, f"len(boundaries) + 1={len(self._boundaries) + 1}"
+            size, text = len(ends) + 1, f"len(boundaries) + 1={len(ends) + 1}"
         if initial is None:
             initial = torch.zeros(size) if bias else 0.5 ** torch.arange(size)
         start = table_per_head("initial", initial, num_heads, size, text, "bucket of distances from 0 on")
-        self._num_buckets = size
         self._learns_unreachable = unreachable is not None
         if unreachable is not None:
             if not np.isfinite(unreachable):
                 raise ValueError(f"`unreachable` must be finite, but is {unreachable!r}. Leave it out for weight 0.")
             start = F.pad(start, (0, 1), value=float(unreachable))
-        self.bias, self.num_heads = bias, num_heads
-        self._bind(graph)
-        self.weight = nn.Parameter(start)
-        self._follow(self.weight)
-
-    def _bind(self, graph: Graph) -> None:
-        sizes = np.bincount(graph.graph_index, minlength=graph.num_graphs)
-        self._num_pairs = int((sizes**2).sum())
-        if self._num_pairs > MAX_NODE_PAIRS:
-            raise ValueError(
-                f"`graph` must have at most {MAX_NODE_PAIRS:,} pairs of nodes of the same graph, but has "
-                f"{self._num_pairs:,}, and a weight is formed for each. Use WalkMask, or ForestMask if it is a forest, "
-                "which never form them; or batches of fewer graphs."
-            )
-        super()._bind(graph)
-        self._buckets = self._find_buckets(graph)  # [P], pairs of nodes of the same graph, row by row
-        if self._groups is not None:
-            self._pairs = _PairsOfBatch(self._groups, graph.num_graphs, self.num_heads)
-        tiled = graph.num_graphs > 1 and self._num_pairs >= MIN_ENTRIES_PER_ROW * graph.num_nodes
-        # Nodes of a graph see the same keys, so tiles are full, but for those at the end of a graph.
-        keys = self.num_heads * int((sizes * -(-sizes // _TILE)).sum())
-        self._tile_work = TileWork(keys, 0) if tiled else None
-
-    def _find_buckets(self, graph: Graph) -> Tensor:
-        beyond = self._num_buckets
-        if self._boundaries is None:
-            hops = _count_hops(graph)
-            buckets = np.where(hops < 0, beyond, np.minimum(hops, beyond - 1))
-        else:
-            if graph.signed:
-                raise ValueError(
-                    "`graph` has negative weights, which are no lengths. Leave `boundaries` out to count hops."
-                )
-            bounds = np.array(self._boundaries)
-            parts = [
-                np.where(np.isfinite(found), np.searchsorted(bounds, found), beyond).astype(np.int16)
-                for found in _distances(graph, graph.weights)
-            ]
-            buckets = np.concatenate(parts)
-        small = torch.uint8 if beyond <= torch.iinfo(torch.uint8).max else torch.int16
-        return torch.tensor(buckets, dtype=small, device="cpu")
+        self.bias, self.weight = bias, nn.Parameter(start)
+        self._recipe = _BucketRecipe(size, ends, BlocksRecipe.of(num_heads)).shared()
+        if graph is not None and not start.is_meta:
+            self._record(graph)
 
     def table(self) -> Tensor:
         """The weight of every head and bucket, and at last of pairs without a path, [H, K + 1]."""
         weight = self.weight.to(torch.promote_types(self.weight.dtype, torch.float32))
-        table = weight.exp() if self.bias else weight.abs() if self._is_magnitude else weight
+        table = weight.exp() if self.bias else weight
         return table if self._learns_unreachable else F.pad(table, (0, 1))
 
-    def _pair_values(self) -> Tensor:
-        """The weight of every pair of nodes of the same graph, [H, P]."""
-        return self.table().gather(1, self._buckets.long().expand(self.num_heads, -1))
-
-    def product(self) -> Callable[[Tensor], Tensor]:
-        """Multiplication by M with its entries computed once."""
-        if self._groups is None:
-            dense = self.dense_weights()
-            return lambda x: dense_product(dense, x)
-        pattern, values = self.pattern(), self._pair_values().flatten()
-        return lambda x: sparse_multiply(pattern, values, x, self.num_heads)
-
-    def matmul(self, x: Tensor) -> Tensor:
-        """M x, graph by graph."""
-        return self.product()(x)
-
-    def rmatmul(self, x: Tensor) -> Tensor:
-        """M^T x, graph by graph."""
-        if self._groups is None:
-            return dense_product(self.dense_weights().mT, x)
-        return sparse_multiply(self.pattern(), self._pair_values().flatten(), x, self.num_heads, transpose=True)
-
-    def to_dense(self) -> Tensor:
-        """M, [H, N, N]."""
-        values, shape = self._pair_values(), (self.num_heads, self.num_queries, self.num_keys)
-        if self._groups is None:
-            return values.view(shape)
-        same = self._groups[:, None] == self._groups
-        return values.new_zeros(shape).masked_scatter(same, values)
-
-    def magnitude(self) -> ShortestPathMask:
-        """The absolute weights; the mask itself where they are exponentials."""
-        return self if self.bias or self._is_magnitude else self._magnitude_view()
-
-    def pattern(self) -> Pattern:
-        """Pairs of nodes of the same graph of a batch."""
-        return super().pattern() if self._groups is None else _constant_pattern(self._pairs, self.structure)
-
-    def entries(self) -> Entries:
-        """The weights of pairs of nodes of the same graph of a batch."""
-        return super().entries() if self._groups is None else self._keep("entries", self._entries)
-
-    def _entries(self) -> Entries:
-        values, magnitude = self._pair_values().flatten(), self.magnitude()
-        return Entries(self.pattern(), values, values if magnitude is self else magnitude._pair_values().flatten())
-
-    @property
-    def num_pairs_bound(self) -> int | None:
-        """Pairs of nodes of the same graph of a batch; None for one graph, which is dense."""
-        return None if self._groups is None else self.num_heads * self._num_pairs
-
-    @property
-    def tile_work(self) -> TileWork | None:
-        """The work of attention over the pairs of a batch in tiles."""
-        return self._tile_work if self._buckets.device.type == "cpu" else None
-
-    @property
-    def product_cost(self) -> int:
-        """Pairs of nodes of the same graph."""
-        return self.num_heads * self._num_pairs
-
-    @property
-    def dense_cost(self) -> int:
-        """Nothing: entries are looked up."""
-        return 0
-
-    @property
-    def refresh_cost(self) -> int:
-        """Entries to look up, unless they are kept; twice where the magnitude has its own."""
-        return 0 if self._is_frozen() else self.product_cost * (1 if self.bias else 2)
-
-    def _move(self, device: torch.device, dtype: torch.dtype) -> None:
-        super()._move(device, dtype)
-        self._buckets = self._buckets.to(device)
-        if self._groups is not None:
-            self._pairs = _PairsOfBatch(self._groups, self.num_graphs, self.num_heads)
+    def _operator(self, graph: Graph, record: _Buckets) -> Operator:
+        # The weight of every pair of nodes of the same graph, [H, P].
+        values = self.table().gather(1, record.buckets.long().expand(self.num_heads, -1))
+        if graph.num_graphs == 1:
+            return _OneGraph(self, values.unflatten(1, (graph.num_nodes, graph.num_nodes)))
+        blocks, magnitudes = record.blocks, values if self.bias else values.abs()
+        refresh = values.numel() * (1 if self.bias else 2)
+        return SparseOperator(self, graph, Entries(blocks_pattern(blocks), values, magnitudes), blocks.tiles, refresh)
 
     def extra_repr(self) -> str:
         """Shown when the module is printed."""
-        ends = f"max_distance={self._num_buckets - 1}" if self._boundaries is None else f"boundaries={self._boundaries}"
-        return f"{super().extra_repr()}, {ends}, bias={self.bias}"
+        size, ends = self._recipe.num_buckets, self._recipe.boundaries
+        text = f"max_distance={size - 1}" if ends is None else f"boundaries={ends}"
+        return f"{super().extra_repr()}, {text}, bias={self.bias}"
 
 
-@dataclass(frozen=True, eq=False)
-class _PairsOfBatch:
-    """All pairs of nodes of the same graph, block-diagonal over heads and graphs; indexed at first use."""
+class _OneGraph(DenseOperator):
+    """The weights of all pairs of nodes of one graph."""
 
-    groups: Tensor  # [N]
-    num_graphs: int
-    num_heads: int
+    def __init__(self, mask: ShortestPathMask, matrix: Tensor) -> None:
+        super().__init__(mask, matrix)
+        self._positive = mask.bias
 
-    @cached_property
-    def pattern(self) -> Pattern:
-        """[H * N, H * N]."""
-        num_rows = self.num_heads * len(self.groups)
-        with torch.inference_mode(False):
-            sizes = torch.bincount(self.groups, minlength=self.num_graphs)
-            shifts = torch.arange(0, num_rows, len(self.groups), device=sizes.device)[:, None]
-            starts = shifts + segments.pointers(sizes)[self.groups]
-            counts = sizes[self.groups].repeat(self.num_heads)
-            columns = segments.ranges(starts.flatten(), counts)
-            pattern = make_pattern(segments.pointers(counts), columns, num_rows)
-        # Nodes of a graph are neighbours already.
-        suggest_order(pattern.columns, self, _PairsOfBatch._as_they_come)
-        return pattern
+    def magnitude(self) -> DenseOperator:
+        """The absolute weights; the operator itself where they are exponentials."""
+        return self if self._positive else super().magnitude()
 
-    def _as_they_come(self) -> Tensor:
-        return torch.arange(self.num_heads * len(self.groups), device="cpu")
+    def cost(self) -> Cost:
+        """Entries are looked up, twice where the magnitude has its own."""
+        cost = super().cost()
+        refresh = 0 if self._is_kept else cost.product * (1 if self._positive else 2)
+        return cost._replace(refresh=refresh, separate_magnitudes=not self._positive)
 
 
-@torch.compiler.assume_constant_result
-def _constant_pattern(pairs: _PairsOfBatch, structure: str) -> Pattern:  # noqa: ARG001
-    """The compiler need not look into how the pattern comes about, but for the name of the structure."""
-    return pairs.pattern
+@dataclass(eq=False)
+class _Buckets(Record):
+    buckets: Tensor  # of pairs of nodes of the same graph, row by row, [P]
+    blocks: GraphBlocks
+
+
+@dataclass(frozen=True)
+class _BucketRecipe(Recipe):
+    num_buckets: int
+    boundaries: tuple[float, ...] | None
+    blocks: BlocksRecipe
+
+    def make(self, graph: Graph, device: torch.device, dtype: torch.dtype) -> _Buckets:  # noqa: ARG002
+        blocks = self.blocks.find(graph, device)
+        if blocks.num_pairs > MAX_NODE_PAIRS:
+            raise ValueError(
+                f"`graph` must have at most {MAX_NODE_PAIRS:,} pairs of nodes of the same graph, but has "
+                f"{blocks.num_pairs:,}, and a weight is formed for each. Use WalkMask, or ForestMask if it is a "
+                "forest, which never form them; or batches of fewer graphs."
+            )
+        small = torch.uint8 if self.num_buckets <= torch.iinfo(torch.uint8).max else torch.int16
+        return _Buckets(torch.tensor(self._find(graph), dtype=small).to(device), blocks)
+
+    def _find(self, graph: Graph) -> Array:
+        beyond = self.num_buckets
+        if self.boundaries is None:
+            hops = find_record(graph, _HOPS, torch.device("cpu"), torch.float32)
+            return np.where(hops < 0, beyond, np.minimum(hops, beyond - 1))
+        if graph.signed:
+            raise ValueError(
+                "`graph` has negative weights, which are no lengths. Leave `boundaries` out to count hops."
+            )
+        parts = [
+            np.where(np.isfinite(found), np.searchsorted(self.boundaries, found), beyond).astype(np.int16)
+            for found in _distances(graph, graph.weights)
+        ]
+        return np.concatenate(parts)
+
+
+@dataclass(frozen=True)
+class _HopsRecipe(Recipe):
+    """Hops from i to j for pairs of nodes of the same graph, row by row, [P]; -1 without a path."""
+
+    def make(self, graph: Graph, device: torch.device, dtype: torch.dtype) -> Array:  # noqa: ARG002
+        parts = [
+            np.where(np.isfinite(found), found, -1).astype(np.int16)
+            for found in _distances(graph, np.ones(len(graph.indices)))
+        ]
+        return np.concatenate(parts)
+
+
+# All masks on a graph share its hops.
+_HOPS = _HopsRecipe().shared()
 
 
 def _check_boundaries(boundaries: Sequence[float], max_distance: int | None) -> tuple[float, ...]:
@@ -280,17 +212,6 @@ def _check_boundaries(boundaries: Sequence[float], max_distance: int | None) -> 
         )
     check_integer("len(boundaries)", ends.size, 1, torch.iinfo(torch.int16).max - 1)
     return tuple(ends.tolist())
-
-
-def _count_hops(graph: Graph) -> Array:
-    """Hops from i to j for pairs of nodes of the same graph, row by row, [P]; -1 without a path. Computed once."""
-    if graph not in _hops:
-        parts = (
-            np.where(np.isfinite(found), found, -1).astype(np.int16)
-            for found in _distances(graph, np.ones(len(graph.indices)))
-        )
-        _hops[graph] = np.concatenate(list(parts))
-    return _hops[graph]
 
 
 def _distances(graph: Graph, lengths: Array) -> Iterator[Array]:

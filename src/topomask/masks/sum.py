@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Self
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from topomask.graph import Graph
-from topomask.masks.base import MAX_KEPT_ENTRIES, Entries, Mask, Normalizer
-from topomask.masks.composition import Union, check_masks, common_heads, common_normalizer, common_size, unite
+from topomask.masks.composition import (
+    check_masks,
+    check_same_tokens,
+    common_heads,
+    common_normalizer,
+    keep_beside,
+    sample_walks,
+)
+from topomask.masks.cost import Cost
+from topomask.masks.entries import Entries
+from topomask.masks.mask import Mask
+from topomask.masks.operator import Operator
 from topomask.masks.part_weights import PartWeights, Weight
+from topomask.masks.union import join, unite
 from topomask.ops.pair_attention import TileWork
-from topomask.ops.sparse_product import Pattern
 
 
 class SumMask(Mask):
@@ -44,58 +54,110 @@ class SumMask(Mask):
     """
 
     def __init__(self, masks: Sequence[Mask], weights: Tensor | Sequence[Any] | None = None) -> None:
-        super().__init__()
         masks = list(masks)
         check_masks(masks, "masks")
+        super().__init__(num_heads=common_heads(masks, "masks"))
         if weights is None:
-            device = next((x.device for mask in masks for x in mask._state()), None)
-            weights = nn.Parameter(torch.ones(len(masks), common_heads(masks, "masks"), device=device))
+            weights = nn.Parameter(torch.ones(len(masks), self.num_heads, device=masks[0].kind[1]))
         self.weights = PartWeights(weights, len(masks))
-        # The magnitude of a sum has absolute weights, so it stays a part of its own.
-        sums = [mask if isinstance(mask, SumMask) and not mask._is_magnitude else None for mask in masks]
+        sums = [mask if isinstance(mask, SumMask) else None for mask in masks]
         self.weights.flatten([None if inner is None else inner.weights for inner in sums])
         parts: list[Mask] = []
         for mask, inner in zip(masks, sums, strict=True):
             parts.extend([mask] if inner is None else inner._parts())
         self.masks = nn.ModuleList(parts)
-        self._cached: tuple[str, Union] | None = None
-        self._measure()
-
-    def _measure(self) -> None:
-        """Take heads and sizes from parts and weights."""
-        parts = self._parts()
         lengths = [len(weight) for weight in self.weights() if isinstance(weight, Tensor) and weight.ndim]
         self.num_heads = common_heads(parts, "masks", at_least=max([1, *lengths]))
         if any(length not in (1, self.num_heads) for length in lengths):
             raise ValueError(
                 f"`weights` must have one number per head, {self.num_heads}, or one for all, but have {lengths}."
             )
-        self.num_queries, self.num_keys, self.num_graphs = common_size(parts, "masks")
+        self.default_normalizer = common_normalizer(parts)
+        self.takes_graph = any(part.takes_graph for part in parts)
+        if all(part.graph is not None or not part.takes_graph for part in parts):
+            self.on()
 
     def _parts(self) -> list[Mask]:
         return list(self.masks)  # type: ignore[arg-type]
 
-    def _weights(self) -> list[Weight]:
-        """The weight of every part, in absolute value for the magnitude."""
-        return [_absolute(weight) if self._is_magnitude else weight for weight in self.weights()]
+    @property
+    def graph(self) -> Graph | None:
+        """That of the first part that is on one."""
+        return next((part.graph for part in self._parts() if part.takes_graph), None)
 
-    def product(self) -> Callable[[Tensor], Tensor]:
-        """Multiplication by M with the weights and the products of the parts computed once."""
-        terms = [(weight, part.product()) for weight, part in zip(self._weights(), self._parts(), strict=True)]
-        return lambda x: _add_up(x, terms)
+    @graph.setter
+    def graph(self, graph: Graph | None) -> None:
+        for part in self._parts():
+            if part.takes_graph:
+                part.graph = graph
+
+    def sample(self, graph: Graph) -> list[Any]:
+        """Walks of the parts on a graph, for :meth:`on`; None for parts that do not walk."""
+        return [sample_walks(part, graph) for part in self._parts()]
+
+    def on(self, graph: Graph | None = None, walks: Any = None) -> Operator:
+        """The sum of the parts on a graph.
+
+        Args:
+            graph: The graph, or a batch of graphs. Default: those of the parts. Parts that belong to no graph stay as
+                they are.
+            walks: What :meth:`sample` gave for it, one item per part. Default: sampled once per graph.
+        """
+        parts = self._parts()
+        if graph is not None and not self.takes_graph:
+            return self._without_graph(lambda: self.on(), graph, walks)
+        given = [None] * len(parts) if walks is None else list(walks)
+        if len(given) != len(parts):
+            raise ValueError(
+                f"`walks` must have one item for each of the {len(parts)} parts, None where a part does not walk, as "
+                f"mask.sample(graph) gives, but has {len(given)}."
+            )
+        operators = [part.on(graph if part.takes_graph else None, own) for part, own in zip(parts, given, strict=True)]
+        check_same_tokens(operators, "masks")
+        weights = self.weights.now()
+        return keep_beside(
+            operators[0],
+            "sum",
+            (*operators[1:], weights),
+            lambda: SumOperator(operators, weights.values, self.num_heads, self.default_normalizer),
+        )
+
+
+class SumOperator(Operator):
+    """A weighted sum of operators.
+
+    Args:
+        parts: The operators.
+        weights: A number, or a tensor [], [1] or [H], for each.
+        num_heads: Heads H of the sum.
+        default_normalizer: What attention divides by unless it is told.
+    """
+
+    def __init__(
+        self, parts: list[Operator], weights: list[Weight], num_heads: int, default_normalizer: Any = "absolute"
+    ) -> None:
+        self._adopt(parts[0], parts[0].num_queries, parts[0].num_keys)
+        self.name, self.num_heads, self.default_normalizer = "SumMask", num_heads, default_normalizer
+        for dtype in [part.dtype for part in parts] + [
+            weight.dtype for weight in weights if isinstance(weight, Tensor)
+        ]:
+            self.dtype = torch.promote_types(self.dtype, dtype)
+        self._parts, self._weights = parts, weights
 
     def matmul(self, x: Tensor) -> Tensor:
-        """The weighted sum of the parts' products."""
-        return self.product()(x)
+        """The weighted sum of the parts' products, in at least float32."""
+        fine = x.to(torch.promote_types(x.dtype, torch.float32))
+        return self._add_up([part.matmul(fine) for part in self._parts]).to(x.dtype)
 
     def rmatmul(self, x: Tensor) -> Tensor:
         """The weighted sum of the parts' transposed products."""
-        return _add_up(x, [(a, part.rmatmul) for a, part in zip(self._weights(), self._parts(), strict=True)])
+        fine = x.to(torch.promote_types(x.dtype, torch.float32))
+        return self._add_up([part.rmatmul(fine) for part in self._parts]).to(x.dtype)
 
     def product_noise(self, x: Tensor) -> Tensor | None:
         """The sum of the parts', each times its absolute weight."""
         total = None
-        for weight, part in zip(self._weights(), self._parts(), strict=True):
+        for weight, part in zip(self._weights, self._parts, strict=True):
             noise = part.product_noise(x)
             if noise is not None:
                 noise = _scale(_absolute(weight), noise)
@@ -103,38 +165,37 @@ class SumMask(Mask):
         return total
 
     def to_dense(self) -> Tensor:
-        """M, [H, N_q, N_k]."""
-        return self._dense([part.to_dense() for part in self._parts()])
-
-    def dense_weights(self) -> Tensor:
-        """M; while weights are learnt, parts at rest are still kept."""
-        if self._is_frozen():
-            return super().dense_weights()
-        return self._dense([part.dense_weights() for part in self._parts()])
-
-    def _dense(self, parts: list[Tensor]) -> Tensor:
-        terms = []
-        for weight, part in zip(self._weights(), parts, strict=True):
-            dtype = torch.promote_types(part.dtype, weight.dtype) if isinstance(weight, Tensor) else part.dtype
-            terms.append(_scale(weight, part.to(dtype)))
-        return _total(terms).expand(self.num_heads, -1, -1)
+        """M, [H, N_q, N_k]; while weights are learnt, parts at rest are still kept."""
+        return self._add_up_dense([part._dense_weights() for part in self._parts])
 
     def submatrix(self, query_nodes: Tensor | None, key_nodes: Tensor | None) -> Tensor:
         """The weighted sum of the parts' entries."""
-        return self._dense([part.submatrix(query_nodes, key_nodes) for part in self._parts()])
+        return self._add_up_dense([part.submatrix(query_nodes, key_nodes) for part in self._parts])
 
-    def magnitude(self) -> SumMask:
+    def _add_up_dense(self, parts: list[Tensor]) -> Tensor:
+        return self._add_up([part.to(self.dtype) for part in parts]).expand(self.num_heads, -1, -1)
+
+    def _add_up(self, parts: list[Tensor]) -> Tensor:
+        out = _scale(self._weights[0], parts[0])
+        for weight, part in zip(self._weights[1:], parts[1:], strict=True):
+            out = out + _scale(weight, part)
+        return out
+
+    def magnitude(self) -> SumOperator:
         """The sum of the parts' magnitudes with absolute weights."""
-        parts = [part.magnitude() for part in self._parts()]
-        if self._is_positive() and all(a is b for a, b in zip(parts, self._parts(), strict=True)):
+        parts = [part.magnitude() for part in self._parts]
+        if self._is_positive() and all(a is b for a, b in zip(parts, self._parts, strict=True)):
             return self
-        view = self._magnitude_view()
-        view._modules["masks"] = nn.ModuleList(parts)
-        return view
+        return self._once("magnitude", lambda: self._magnitude(parts))
+
+    def _magnitude(self, parts: list[Operator]) -> SumOperator:
+        other = self._copy()
+        other._parts, other._weights = parts, [_absolute(weight) for weight in self._weights]
+        return other
 
     def _is_positive(self) -> bool:
         """Whether the weights, with their gradients, are their own absolute values."""
-        for weight in self._weights():
+        for weight in self._weights:
             if not isinstance(weight, Tensor):
                 if weight < 0:
                     return False
@@ -142,134 +203,54 @@ class SumMask(Mask):
                 return False
         return True
 
-    def pattern(self) -> Pattern:
-        """The union of the parts' patterns."""
-        if self.num_pairs_bound is None:
-            return super().pattern()
-        return _constant_union(self, self.structure).pattern
-
     def entries(self) -> Entries:
-        """The weighted sums of the parts' entries; kept while nothing changes and no gradient is asked for."""
-        if self.num_pairs_bound is None:
-            return super().entries()
-        return self._keep("entries", self._entries)
+        """The weighted sums of the parts' entries, on the union of their patterns."""
+        return self._once("entries", self._entries)
 
     def _entries(self) -> Entries:
-        union, weights = _constant_union(self, self.structure), self._weights()
-        parts = [part.entries() for part in self._parts()]
-        values = _join(union, self.num_heads, weights, [part.values for part in parts])
+        parts = [part.entries() for part in self._parts]
+        heads = [part.num_heads for part in self._parts]
+        union = unite([part.pattern for part in parts], heads, self.num_heads, self.num_queries, self.num_keys)
+        values = join(union, self.num_heads, self._weights, [part.values for part in parts])
         if self._is_positive() and all(part.magnitudes is part.values for part in parts):
             return Entries(union.pattern, values, values)
-        weights = [_absolute(weight) for weight in weights]
-        sizes = _join(union, self.num_heads, weights, [part.magnitudes for part in parts])
-        return Entries(union.pattern, values, sizes)
+        weights = [_absolute(weight) for weight in self._weights]
+        magnitudes = join(union, self.num_heads, weights, [part.magnitudes for part in parts])
+        return Entries(union.pattern, values, magnitudes)
 
-    @property
-    def default_normalizer(self) -> Normalizer:  # type: ignore[override]
-        """The plain sum, if any part asks for it."""
-        return common_normalizer(self._parts())
-
-    @property
-    def structure(self) -> str:
-        """A name of the pattern."""
-        return f"sum of ({', '.join([part.structure for part in self._parts()])})"
-
-    @property
-    def key_groups(self) -> Tensor | None:
-        """Which graph every key belongs to: the same for all parts."""
-        return self._parts()[0].key_groups
+    def cost(self) -> Cost:
+        """Those of the parts, where a part of one head counts for every head, and one multiply-add per entry."""
+        costs, size = [part.cost() for part in self._parts], self.num_heads * self.num_queries * self.num_keys
+        product = self._count([cost.product for cost in costs])
+        assert product is not None
+        pairs = self._count([cost.pairs for cost in costs])
+        keys = self._count([None if cost.tiles is None else cost.tiles.keys for cost in costs])
+        alone = self._count([None if cost.tiles is None else cost.tiles.alone for cost in costs])
+        dense = sum(
+            [
+                size + (cost.dense if cost.refresh or not part._is_kept else 0)
+                for part, cost in zip(self._parts, costs, strict=True)
+            ]
+        )
+        return Cost(
+            product=product + len(costs) * self.num_heads * self.num_queries,
+            dense=dense,
+            refresh=0 if self._is_kept else max(1, sum([cost.refresh for cost in costs]) + (pairs or 0)),
+            separate_magnitudes=any(cost.separate_magnitudes for cost in costs) or not self._is_positive(),
+            pairs=None if pairs is None else min(pairs, size),
+            max_pairs=self._count([cost.max_pairs for cost in costs]),
+            tiles=None if keys is None or alone is None else TileWork(keys, alone),
+            inner_rows=max([cost.inner_rows for cost in costs]),
+        )
 
     def _count(self, counts: Iterable[int | None]) -> int | None:
         """Sum over parts, where a part of one head counts for every head; None where it is None for any."""
         total = 0
-        for part, count in zip(self._parts(), counts, strict=True):
+        for part, count in zip(self._parts, counts, strict=True):
             if count is None:
                 return None
             total += count * (self.num_heads // part.num_heads)
         return total
-
-    @property
-    def _num_entries(self) -> int:
-        return self.num_heads * self.num_queries * self.num_keys
-
-    @property
-    def num_pairs_bound(self) -> int | None:
-        """The entries of all parts."""
-        return self._count([part.num_pairs_bound for part in self._parts()])
-
-    @property
-    def num_pairs_estimate(self) -> int | None:
-        """The entries of all parts, as if they stood in different places."""
-        total = self._count([part.num_pairs_estimate for part in self._parts()])
-        return None if total is None else min(total, self._num_entries)
-
-    @property
-    def tile_work(self) -> TileWork | None:
-        """That of the parts together; None where it is not known for one of them."""
-        works = [part.tile_work for part in self._parts()]
-        keys = self._count([None if work is None else work.keys for work in works])
-        alone = self._count([None if work is None else work.alone for work in works])
-        return None if keys is None or alone is None else TileWork(keys, alone)
-
-    @property
-    def num_inner_rows(self) -> int:
-        """Those of the part that has most."""
-        return max([part.num_inner_rows for part in self._parts()])
-
-    @property
-    def refresh_cost(self) -> int:
-        """That of the parts, and one multiply-add per entry; 0 where entries are kept."""
-        if self._is_frozen():
-            return 0
-        return max(1, sum([part.refresh_cost for part in self._parts()]) + (self.num_pairs_estimate or 0))
-
-    @property
-    def dense_cost(self) -> int:
-        """That of the parts which are not at hand, and one multiply-add per entry and part."""
-        total = 0
-        for part in self._parts():
-            kept = part.refresh_cost == 0 and part.num_heads * part.num_queries * part.num_keys <= MAX_KEPT_ENTRIES
-            total += self._num_entries + (0 if kept else part.dense_cost)
-        return total
-
-    @property
-    def product_cost(self) -> int:
-        """Those of the parts, and one multiply-add per query and part."""
-        total = self._count([part.product_cost for part in self._parts()])
-        assert total is not None
-        return total + len(self.masks) * self.num_heads * self.num_queries
-
-    def sample(self, graph: Graph) -> list[Any]:
-        """Walks of the parts on another graph, for :meth:`on`; None for parts that do not walk."""
-        samplers: list[Any] = [getattr(part, "sample", None) for part in self._parts()]
-        return [None if sample is None else sample(graph) for sample in samplers]
-
-    def on(self, graph: Graph, features: Any = None) -> Self:
-        """The same parameters on another graph.
-
-        Args:
-            graph: The other graph, or a batch. Parts that belong to no graph stay as they are.
-            features: What :meth:`sample` gave for it, one item per part. Default: sampled here.
-        """
-        parts = self._parts()
-        moves = [type(part).on is not Mask.on for part in parts]
-        if not any(moves):
-            return super().on(graph, features)
-        given = [None] * len(parts) if features is None else list(features)
-        if len(given) != len(parts) or any(own is not None and not can for own, can in zip(given, moves, strict=True)):
-            raise ValueError(
-                f"`features` must have one item for each of the {len(parts)} parts, None where a part does not walk, "
-                f"as mask.sample(graph) gives, but has {len(given)}."
-            )
-        view = self._view()
-        moved = [part.on(graph, own) if can else part for part, own, can in zip(parts, given, moves, strict=True)]
-        view._modules["masks"] = nn.ModuleList(moved)
-        view._measure()
-        return view
-
-    def _state(self) -> list[Tensor]:
-        """Weights, and what the parts depend on."""
-        return self.weights.tensors() + [x for part in self._parts() for x in part._state()]
 
 
 def add(first: Any, second: Any, sign: float = 1.0) -> SumMask:
@@ -293,43 +274,3 @@ def _scale(weight: Weight, x: Tensor) -> Tensor:
         return x if weight == 1 else x * weight
     weight = weight.to(x.dtype)
     return (weight[:, None, None] if weight.ndim else weight) * x
-
-
-def _total(terms: list[Tensor]) -> Tensor:
-    out = terms[0]
-    for term in terms[1:]:
-        out = out + term
-    return out
-
-
-def _add_up(x: Tensor, terms: list[tuple[Weight, Callable[[Tensor], Tensor]]]) -> Tensor:
-    """The weighted sum of products with x, in at least float32."""
-    fine = x.to(torch.promote_types(x.dtype, torch.float32))
-    return _total([_scale(weight, multiply(fine)) for weight, multiply in terms]).to(x.dtype)
-
-
-def _join(union: Union, num_heads: int, weights: list[Weight], parts: list[Tensor]) -> Tensor:
-    """Weighted entries of all parts, added up where they meet."""
-    dtype = parts[0].dtype
-    for tensor in (*parts, *(weight for weight in weights if isinstance(weight, Tensor))):
-        dtype = torch.promote_types(dtype, tensor.dtype)
-    total = parts[0].new_zeros(len(union.pattern.columns), dtype=dtype)
-    for weight, values, places, heads in zip(weights, parts, union.places, union.heads, strict=True):
-        values = values.to(dtype)
-        if isinstance(weight, Tensor):
-            weight = weight.to(dtype).expand(num_heads)
-            weight = weight[:, None] if heads is None else weight.index_select(0, heads)
-        values = weight * values
-        # Entries of a part of one head are those of every head.
-        values = values.expand(num_heads, -1).flatten() if heads is None else values
-        total = total.index_add(0, places, values)
-    return total
-
-
-@torch.compiler.assume_constant_result
-def _constant_union(mask: SumMask, structure: str) -> Union:
-    """The union, computed once for every structure of the parts."""
-    if mask._cached is None or mask._cached[0] != structure:
-        with torch.inference_mode(False):
-            mask._cached = structure, unite(mask._parts(), mask.num_heads)
-    return mask._cached[1]

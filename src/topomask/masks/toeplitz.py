@@ -11,8 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from topomask.graph_input import check_integer
-from topomask.masks.base import Mask
+from topomask.graph import Graph
+from topomask.graph.input import check_integer
+from topomask.masks.cost import Cost
+from topomask.masks.mask import Mask
+from topomask.masks.operator import Operator
 from topomask.ops import toeplitz
 
 Distance = Literal["l1", "l2", "linf"]
@@ -20,7 +23,7 @@ Distance = Literal["l1", "l2", "linf"]
 _MAX_DIMS = 3
 # Multiply-adds, at the rate of sparse products, that a transform forth and back takes per P log2 P, P the padded size.
 _COST = 1.0
-# Rounding errors in units of the last place, per log2 P + 1; see `ToeplitzMask.product_noise`.
+# Rounding errors in units of the last place, per log2 P + 1; see `ToeplitzOperator.product_noise`.
 _NOISE = 1.0
 
 
@@ -34,8 +37,8 @@ class ToeplitzMask(Mask):
     kernelised attention with relative positions. With a ``distance``, f is learnt instead: a number per distinct
     distance, or any module.
 
-    Entries of products carry the rounding noise of FFT, see :meth:`product_noise`: with ``causal=True`` that much of
-    the future is seen.
+    Entries of products carry the rounding noise of FFT, see :meth:`topomask.Operator.product_noise`: with
+    ``causal=True`` that much of the future is seen.
 
     Args:
         shape: Size of the grid, an integer or up to three.
@@ -64,6 +67,7 @@ class ToeplitzMask(Mask):
 
     weight: Tensor
     f: nn.Module | None
+    takes_graph = False
 
     def __init__(
         self,
@@ -75,9 +79,9 @@ class ToeplitzMask(Mask):
         positive: bool = False,
         causal: bool = False,
     ) -> None:
-        super().__init__()
-        self.shape = _check_shape(shape)
         check_integer("num_heads", num_heads, 1)
+        super().__init__(num_heads=num_heads)
+        self.shape = _check_shape(shape)
         if distance is not None and distance not in get_args(Distance):
             raise ValueError(f"`distance` must be None or one of {get_args(Distance)}, but is {distance!r}.")
         if causal and len(self.shape) > 1:
@@ -85,12 +89,10 @@ class ToeplitzMask(Mask):
                 f"`causal` is for sequences, but `shape` is {self.shape}: on a grid no token is before another. "
                 "Pass one size, or causal=False."
             )
-        self.num_heads, self.distance, self.positive, self.causal = num_heads, distance, positive, causal
-        self.num_queries = self.num_keys = math.prod(self.shape)
+        self.distance, self.positive, self.causal = distance, positive, causal
         self._grid = toeplitz.compact(self.shape)
         self._padded_size = math.prod(toeplitz.padded_shape(self._grid))
-        # Shows on which device the tensors of the grid are; these are no parameters and are computed in any precision.
-        self._probe = torch.empty(0, device="cpu")
+        # Neither parameters nor buffers: they keep their precision, and are there when the mask is built on no device.
         self._levels, self._index = _levels(self.shape, distance or "l2", causal)
         self.f = f if isinstance(f, nn.Module) else None
         if isinstance(f, nn.Module):
@@ -99,8 +101,7 @@ class ToeplitzMask(Mask):
             self.register_parameter("weight", None)
         else:
             self.weight = nn.Parameter(self._initial(f))
-            if not self.weight.is_meta:
-                self._move(self.weight.device)
+        self._move()
 
     def _initial(self, f: Tensor | None) -> Tensor:
         """Checked values to start from, or their logarithms."""
@@ -138,9 +139,8 @@ class ToeplitzMask(Mask):
         values = self.weight if self.f is None else self._apply_f(self.f)
         values = values.to(torch.promote_types(values.dtype, torch.float32))
         values = values.exp() if self.positive else values
-        values = values.abs() if self._is_magnitude else values
         values = values[:, self._index] if self.distance else values
-        return F.pad(values, (0, self.num_keys - 1)) if self.causal else values
+        return F.pad(values, (0, self.shape[0] - 1)) if self.causal else values
 
     def _apply_f(self, f: nn.Module) -> Tensor:
         """The values of f at all distances, [H, K]."""
@@ -153,37 +153,57 @@ class ToeplitzMask(Mask):
             )
         return values.mT.expand(self.num_heads, -1)
 
+    def on(self, graph: Graph | None = None, walks: Any = None) -> Operator:
+        """The entries as an operator."""
+        return self._without_graph(lambda: ToeplitzOperator(self, self.offset_values()), graph, walks)
+
+    def _move(self) -> None:
+        _, device = self.kind
+        if device.type != "meta":
+            self._levels, self._index = self._levels.to(device), self._index.to(device)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        super()._apply(fn, recurse)
+        self._move()
+        return self
+
+    def extra_repr(self) -> str:
+        """Shown when the module is printed."""
+        options: dict[str, Any] = {"distance": self.distance, "positive": self.positive, "causal": self.causal}
+        shown = "".join(f", {name}={value!r}" for name, value in options.items() if value)
+        return f"{self.shape}, num_heads={self.num_heads}{shown}"
+
+
+class ToeplitzOperator(Operator):
+    """A block Toeplitz matrix per head.
+
+    Args:
+        mask: The mask, with the shape of the grid.
+        values: Entries by offset, [H, 2X - 1, ...], in at least float32.
+    """
+
+    def __init__(self, mask: ToeplitzMask, values: Tensor) -> None:
+        super().__init__(mask, num_tokens=math.prod(mask.shape))
+        self._values, self._shape, self._positive = values, mask.shape, mask.positive
+        self._grid, self._padded_size = mask._grid, mask._padded_size
+
     def _spectrum(self, dtype: torch.dtype) -> Tensor:
         """The spectrum of the entries, in the precision that a product with this one has."""
+        fine = torch.promote_types(self._values.dtype, dtype)
+        compact = self._values.reshape(self.num_heads, *(2 * size - 1 for size in self._grid))
+        return self._once(fine, lambda: toeplitz.spectrum(compact.to(fine), self._grid))
 
-        def make() -> Tensor:
-            values = self.offset_values()
-            compact = values.reshape(self.num_heads, *(2 * size - 1 for size in self._grid))
-            return toeplitz.spectrum(compact.to(torch.promote_types(compact.dtype, dtype)), self._grid)
-
-        return self._keep(f"spectrum for {dtype}", make)
-
-    def product(self) -> Callable[[Tensor], Tensor]:
-        """Multiplication by M with the spectrum computed once."""
-        spectra: dict[torch.dtype, Tensor] = {}
-
-        def multiply(x: Tensor) -> Tensor:
-            if x.dtype not in spectra:
-                spectra[x.dtype] = self._spectrum(x.dtype)
-            return self._multiply(spectra[x.dtype], x)
-
-        return multiply
-
-    def _multiply(self, spectrum: Tensor, x: Tensor, transpose: bool = False) -> Tensor:
+    def _multiply(self, x: Tensor, transpose: bool) -> Tensor:
+        spectrum = self._spectrum(x.dtype)
         return toeplitz.product(spectrum, x.to(spectrum.dtype), self._grid, transpose).to(x.dtype)
 
     def matmul(self, x: Tensor) -> Tensor:
         """M x, a correlation with b."""
-        return self._multiply(self._spectrum(x.dtype), x)
+        return self._multiply(x, transpose=False)
 
     def rmatmul(self, x: Tensor) -> Tensor:
         """M^T x, a convolution with b."""
-        return self._multiply(self._spectrum(x.dtype), x, transpose=True)
+        return self._multiply(x, transpose=True)
 
     def attend(self, phi_q: Tensor, phi_k: Tensor, v: Tensor) -> Tensor:
         """Attention some columns at a time, from features to sums without leaving the cache."""
@@ -202,19 +222,17 @@ class ToeplitzMask(Mask):
         errors of the last transform spread evenly over its entries, whose root mean square the two norms bound too.
         Measured errors, on random and hostile inputs, stay below half of it for a few nodes and a fifth beyond.
         """
-        values, dtype = self.offset_values().detach(), torch.promote_types(x.dtype, torch.float32)
-        dtype = torch.promote_types(dtype, values.dtype)
-        size = torch.linalg.vector_norm(values.flatten(1), dim=1)[:, None, None]
-        norms = torch.linalg.vector_norm(x.detach().to(dtype), dim=-2, keepdim=True)
         # Accurate to the precision of the results, which half-precision inputs are cast to.
+        dtype = torch.promote_types(x.dtype, self._values.dtype)
+        size = torch.linalg.vector_norm(self._values.detach().flatten(1), dim=1)[:, None, None]
+        norms = torch.linalg.vector_norm(x.detach().to(dtype), dim=-2, keepdim=True)
         scale = _NOISE * torch.finfo(dtype).eps * (1.0 + math.log2(self._padded_size))
         return scale * size.to(dtype) * norms
 
     def to_dense(self) -> Tensor:
         """M, [H, N, N]."""
-        windows = self.offset_values()
-        dims = len(self.shape)
-        for axis, size in enumerate(self.shape):
+        windows, dims = self._values, len(self._shape)
+        for axis, size in enumerate(self._shape):
             windows = windows.unfold(1 + axis, size, 1)
         # Windows slide forth over the offsets, and offsets fall with the query.
         rows = windows.flip(list(range(1, 1 + dims)))
@@ -222,54 +240,33 @@ class ToeplitzMask(Mask):
 
     def submatrix(self, query_nodes: Tensor | None, key_nodes: Tensor | None) -> Tensor:
         """The entries in these rows and columns, read off."""
-        values = self.offset_values()
+        device = self._values.device
         queries, keys = (
-            torch.arange(self.num_keys, device=values.device) if nodes is None else nodes.to(values.device)
+            torch.arange(self.num_keys, device=device) if nodes is None else nodes.to(device)
             for nodes in (query_nodes, key_nodes)
         )
-        place = torch.zeros(len(queries), len(keys), dtype=torch.int64, device=values.device)
+        place = torch.zeros(len(queries), len(keys), dtype=torch.int64, device=device)
         below = self.num_keys
-        for size in self.shape:
+        for size in self._shape:
             below //= size
             offset = keys // below % size - (queries // below % size)[:, None]
             place = place * (2 * size - 1) + offset + size - 1
-        return values.flatten(1)[:, place]
+        return self._values.flatten(1)[:, place]
 
-    def magnitude(self) -> ToeplitzMask:
+    def magnitude(self) -> ToeplitzOperator:
         """The absolute entries."""
-        return self if self.positive or self._is_magnitude else self._magnitude_view()
+        return self if self._positive else self._once("magnitude", self._absolute)
 
-    @property
-    def product_cost(self) -> int:
-        """Transforms of the padded grid, P log2 P per head."""
-        size = self._padded_size
-        return math.ceil(_COST * self.num_heads * size * math.log2(2 * size))
+    def _absolute(self) -> ToeplitzOperator:
+        other = self._copy()
+        other._values, other._positive = self._values.abs(), True
+        return other
 
-    @property
-    def dense_cost(self) -> int:
-        """Nothing: entries are read off."""
-        return 0
-
-    @property
-    def refresh_cost(self) -> int:
-        """That of a product: the spectrum is computed before it is used."""
-        return 0 if self._is_frozen() else self.product_cost
-
-    def _move(self, device: torch.device) -> None:
-        self._probe, self._levels, self._index = (x.to(device) for x in (self._probe, self._levels, self._index))
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        super()._apply(fn, recurse)
-        probe = fn(self._probe)
-        if not probe.is_meta:
-            self._move(probe.device)
-        return self
-
-    def extra_repr(self) -> str:
-        """Shown when the module is printed."""
-        options: dict[str, Any] = {"distance": self.distance, "positive": self.positive, "causal": self.causal}
-        shown = "".join(f", {name}={value!r}" for name, value in options.items() if value)
-        return f"{self.shape}, num_heads={self.num_heads}{shown}"
+    def cost(self) -> Cost:
+        """Transforms of the padded grid, P log2 P per head, also for the spectrum; dense entries are read off."""
+        product = math.ceil(_COST * self.num_heads * self._padded_size * math.log2(2 * self._padded_size))
+        refresh = 0 if self._is_kept else product
+        return Cost(product, dense=0, refresh=refresh, separate_magnitudes=not self._positive)
 
 
 def _check_shape(shape: int | Sequence[int]) -> tuple[int, ...]:

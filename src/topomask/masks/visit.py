@@ -6,13 +6,14 @@ import torch
 from torch import Tensor
 
 from topomask.graph import Graph
-from topomask.masks.bound_walks import Features, WalkRecipe, draw_seed
-from topomask.masks.feature_mask import FeatureMask
+from topomask.masks.walking import WalkingMask, WalkOperator, draw_seed
 from topomask.ops.sparse_product import sddmm, spmm
 from topomask.walks import Coupling, WalkFeatures
+from topomask.walks.recipe import WalkRecipe, Walks
+from topomask.walks.record import WalkRecord
 
 
-class VisitMask(FeatureMask):
+class VisitMask(WalkingMask):
     r"""How much the random walks from two nodes overlap: O(N), an ad-hoc kernel without importance weights.
 
     .. math:: M = \Phi \Phi^\top, \qquad \Phi_{ic} = \frac{1}{n} \sum_{w=1}^{n} \sum_{l} f_l\,
@@ -27,16 +28,17 @@ class VisitMask(FeatureMask):
         graph: The graph, directed or not.
         num_walks: Walkers per node, head and ensemble.
         max_length: Longest walk L.
-        num_heads: Heads; each has its own walks and its own f.
+        num_heads: Heads; each has its own f, and its own walks unless ``shared_heads``.
         halt_prob: Probability to stop before each step.
         coupling: ``"repelling"``, ``"antithetic"`` or ``"iid"``, see :func:`topomask.sample_features`.
         shared_walks: Let keys use the walks of queries. Otherwise :math:`M = \Phi_q \Phi_k^\top` with walks of their
             own, which is neither symmetric nor positive semidefinite.
+        shared_heads: Let all heads use the same walks, which are then sampled and stored once.
         normalize: Divide every row of Phi by its Euclidean norm, so that the diagonal of M is 1 where walks are shared.
         f: Initial modulation, [L + 1] or [H, L + 1]. Default: ones.
         positive: Keep f positive.
         seed: Seed of the walks. Default: drawn from torch's generator, so that every mask walks differently.
-        features: Walks already sampled, with ``weighting="visits"``: one, or (queries, keys) if they are not shared.
+        walks: Walks already sampled, with ``weighting="visits"``: one, or (queries, keys) if they are not shared.
         save_walks: Store the walks in ``state_dict``. Otherwise it holds what is needed to sample them again.
 
     Example:
@@ -54,7 +56,7 @@ class VisitMask(FeatureMask):
 
     def __init__(
         self,
-        graph: Graph,
+        graph: Graph | None = None,
         num_walks: int = 20,
         max_length: int = 10,
         num_heads: int = 1,
@@ -62,11 +64,12 @@ class VisitMask(FeatureMask):
         halt_prob: float = 0.0,
         coupling: Coupling = "repelling",
         shared_walks: bool = True,
+        shared_heads: bool = False,
         normalize: bool = False,
         f: Tensor | None = None,
         positive: bool = False,
         seed: int | None = None,
-        features: Features | None = None,
+        walks: Walks | None = None,
         save_walks: bool = False,
     ) -> None:
         recipe = WalkRecipe(
@@ -78,21 +81,44 @@ class VisitMask(FeatureMask):
             normalization=None,
             symmetric=True,
             shared_walks=shared_walks,
+            shared_heads=shared_heads,
             seed=draw_seed() if seed is None else seed,
             weighting="visits",
         )
-        super().__init__(graph, recipe, f, positive, features, save_walks)
+        super().__init__(graph, recipe, f, positive, walks, save_walks)
         self.normalize = normalize
 
-    def feature_values(self, features: WalkFeatures, absolute: bool) -> Tensor:
-        """The sum of visits, each times f of its step, over the norm of its row where that is asked for."""
-        values = features.values(self.f().abs() if absolute else self.f())
-        if not self.normalize:
+    def _operator(self, graph: Graph, record: WalkRecord) -> WalkOperator:
+        return VisitOperator(self, graph, record)
+
+
+class VisitOperator(WalkOperator):
+    """The overlap of visits, over the norms of rows where that is asked for."""
+
+    def __init__(self, mask: VisitMask, graph: Graph, record: WalkRecord) -> None:
+        self._normalize = mask.normalize
+        super().__init__(mask, graph, record)
+
+    def _values(self, walks: WalkFeatures) -> Tensor:
+        values = super()._values(walks)
+        if not self._normalize:
             return values
         # The norms are those of the mask itself: larger ones would not give a magnitude that dominates it.
-        squares = features.values(self.modulation()).square()
-        ones = squares.new_ones(features.pattern.shape[1], 1)
-        totals = spmm(features.pattern, squares, ones)
-        # A row that vanishes has a norm of 0, and a root with infinite slope.
-        scales = torch.where(totals > 0, totals, 1.0).rsqrt()
-        return values * sddmm(features.pattern, scales, ones)
+        squares = walks.values(self._f).view(values.shape).square()
+        ones = squares.new_ones(len(squares), walks.pattern.shape[1], 1)
+        totals = spmm(walks.pattern, squares, ones)
+        return values * sddmm(walks.pattern, _inverse_roots(totals), ones)
+
+    def _dense_values(self, loads: Tensor) -> Tensor:
+        values = super()._dense_values(loads)
+        if not self._normalize:
+            return values
+        signed = values
+        if self._absolute:
+            signed = (self._f.to(values.dtype).unsqueeze(1) @ loads.to(values.dtype)).view(values.shape)
+        return values * _inverse_roots(signed.square().sum(dim=-1, keepdim=True))
+
+
+def _inverse_roots(totals: Tensor) -> Tensor:
+    """One over the norms of rows; a row that vanishes has a norm of 0, and a root with infinite slope."""
+    return torch.where(totals > 0, totals, 1.0).rsqrt()

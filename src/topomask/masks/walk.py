@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from topomask import theory
 from topomask.graph import Graph, Normalization
-from topomask.masks.bound_walks import BoundWalks, Features, WalkRecipe, draw_seed
-from topomask.masks.feature_mask import FeatureMask
-from topomask.walks import Coupling, WalkFeatures
+from topomask.masks.walking import WalkingMask, WalkOperator, draw_seed
+from topomask.walks import Coupling, theory
+from topomask.walks.recipe import WalkRecipe, Walks
+from topomask.walks.record import WalkRecord
 
 
-class WalkMask(FeatureMask):
+class WalkMask(WalkingMask):
     r"""A learnable power series of the adjacency matrix, estimated by graph random features in O(N).
 
     .. math:: \hat M = \Phi_q \Phi_k^\top, \qquad \Phi = \sum_l f_l\,\mathrm{load}_{\cdot\cdot l}, \qquad
@@ -21,19 +21,20 @@ class WalkMask(FeatureMask):
     :math:`\alpha = f`.
 
     Args:
-        graph: The graph.
+        graph: The graph that the mask is on unless another is given to :meth:`on`.
         num_walks: Walkers per node, head and ensemble.
         max_length: Longest walk L.
-        num_heads: Heads; each has its own walks and its own f.
+        num_heads: Heads; each has its own f, and its own walks unless ``shared_heads``.
         halt_prob: Probability to stop before each step.
         coupling: ``"repelling"``, ``"antithetic"`` or ``"iid"``, see :func:`topomask.sample_features`.
         normalization: ``"sym"``, ``"row"`` or ``"none"``, see :meth:`topomask.Graph.adjacency`.
         symmetric: Whether keys walk too. Symmetric features need a symmetric W.
         shared_walks: Let keys use the walks of queries, as the paper does. The diagonal is then biased upwards.
+        shared_heads: Let all heads use the same walks, which are then sampled and stored once.
         f: Initial modulation, [L + 1] or [H, L + 1]. Default: :math:`2^{-l}`.
         positive: Keep f positive.
         seed: Seed of the walks. Default: drawn from torch's generator, so that every mask walks differently.
-        features: Walks already sampled: those of the queries, or (queries, keys).
+        walks: Walks already sampled on the graph: those of the queries, or (queries, keys).
         save_walks: Store the walks in ``state_dict``. Otherwise it holds what is needed to sample them again.
 
     Example:
@@ -48,7 +49,7 @@ class WalkMask(FeatureMask):
 
     def __init__(
         self,
-        graph: Graph,
+        graph: Graph | None = None,
         num_walks: int = 20,
         max_length: int = 10,
         num_heads: int = 1,
@@ -58,10 +59,11 @@ class WalkMask(FeatureMask):
         normalization: Normalization | None = None,
         symmetric: bool = True,
         shared_walks: bool = False,
+        shared_heads: bool = False,
         f: Tensor | None = None,
         positive: bool = False,
         seed: int | None = None,
-        features: Features | None = None,
+        walks: Walks | None = None,
         save_walks: bool = False,
     ) -> None:
         if shared_walks and not symmetric:
@@ -75,30 +77,29 @@ class WalkMask(FeatureMask):
             normalization=normalization,
             symmetric=symmetric,
             shared_walks=shared_walks,
+            shared_heads=shared_heads,
             seed=draw_seed() if seed is None else seed,
         )
-        super().__init__(graph, recipe, f, positive, features, save_walks)
+        super().__init__(graph, recipe, f, positive, walks, save_walks)
         if not self.modulation.weight.is_meta:
             theory.warn_if_variance_explodes(self.modulation().detach(), halt_prob)
 
     @property
     def symmetric(self) -> bool:
         """Whether keys walk too."""
-        return self._settings.symmetric
+        return self._recipe.symmetric
 
-    def _bind(self, graph: Graph, features: Features | BoundWalks | None = None) -> None:
-        normalization = graph.check_normalization(self._settings.normalization)
-        if self._settings.symmetric and (graph.directed or normalization == "row"):
+    def _check_graph(self, graph: Graph) -> None:
+        normalization = graph.check_normalization(self._recipe.normalization)
+        if self._recipe.symmetric and (graph.directed or normalization == "row"):
             raise ValueError(
                 f"Symmetric features estimate sums of W^k (W^T)^l, which is a power series only for a symmetric W, but "
                 f"the graph is {'directed' if graph.directed else 'undirected'} and `normalization` is "
                 f"{normalization!r}. Pass symmetric=False, which estimates sum_k f_k W^k on any graph."
             )
-        super()._bind(graph, features)
 
-    def feature_values(self, features: WalkFeatures, absolute: bool) -> Tensor:
-        """The sum of loads, each times f of its length; with ``absolute``, of absolute numbers."""
-        return features.values(self.f().abs() if absolute else self.f(), absolute=absolute)
+    def _operator(self, graph: Graph, record: WalkRecord) -> WalkOperator:
+        return WalkOperator(self, graph, record)
 
     def extra_repr(self) -> str:
         """Shown when the module is printed."""

@@ -23,22 +23,24 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cached_property, partial
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
 
 import torch
 from torch import nn
 
 from topomask import masks
-from topomask.builders import grid_graph
 from topomask.graph import Graph
-from topomask.masks.base import Mask, Normalizer
-from topomask.near_names import did_you_mean
+from topomask.graph.builders import grid_graph
+from topomask.masks.mask import Mask
+from topomask.masks.operator import Normalizer
+from topomask.masks.registry import MASKS
 from topomask.nn import Attention, MaskedAttention
 from topomask.nn.attention import Kind
-from topomask.series import convolve
+from topomask.support.near_names import check_options, did_you_mean
 from topomask.walks import Coupling
+from topomask.walks.series import convolve
 
 
 @dataclass(frozen=True)
@@ -92,13 +94,13 @@ class AttentionOptions:
 
     def given(self) -> dict[str, Any]:
         """The fields that are not None."""
-        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        fields = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
         return {name: value for name, value in fields.items() if value is not None}
 
     def obeyed_by(self, attention: str) -> AttentionOptions:
         """Those of the options that a variant obeys: to compare variants with the same options."""
         check_variant(attention)
-        takes = VARIANTS[attention].takes
+        takes = VARIANTS[attention].options()
         return AttentionOptions(**{name: value for name, value in self.given().items() if name in takes})
 
     def for_layer(self, layer: int) -> AttentionOptions:
@@ -110,12 +112,31 @@ class AttentionOptions:
 AttentionFactory = Callable[[TokenGrid, int, int, AttentionOptions], nn.Module]
 
 
-class Variant(NamedTuple):
-    """A way to attend."""
+@dataclass(frozen=True)
+class Variant:
+    """A way to attend.
 
-    make: AttentionFactory
-    takes: frozenset[str]  # the options that it obeys
+    Attributes:
+        kind: Linear or softmax attention.
+        mask: Name of the mask on the grid, see :data:`topomask.masks.registry.MASKS`; None for no mask.
+        about: What it is, in a few words.
+        settings: What differs from the defaults of the mask.
+    """
+
+    kind: Kind
+    mask: str | None
     about: str
+    settings: dict[str, Any] = field(default_factory=dict)
+
+    def options(self) -> list[str]:
+        """The fields of :class:`AttentionOptions` that it obeys."""
+        takes: set[str] = {"feature_map"} if self.kind == "linear" else set()
+        takes |= {"normalizer"} if takes or self.mask is not None else set()
+        if self.mask is not None:
+            options = MASKS[self.mask].options()
+            # The powers of a series are as long as pairs of walks.
+            takes |= {"max_length"} if "coefficients" in options else set(options)
+        return [each.name for each in dataclasses.fields(AttentionOptions) if each.name in takes]
 
 
 def make_attention(
@@ -145,7 +166,12 @@ def make_attention(
     if callable(attention):
         return attention(grid, dim, num_heads, options)
     check_variant(attention, options)
-    return VARIANTS[attention].make(grid, dim, num_heads, options)
+    variant, given = VARIANTS[attention], options.given()
+    own = {name: given.pop(name) for name in ("feature_map", "normalizer") if name in given}
+    if variant.mask is None:
+        return Attention(dim, num_heads, kind=variant.kind, **own)
+    mask = _make_mask(variant.mask, grid, num_heads, variant.settings | given)
+    return MaskedAttention(dim, num_heads, mask, kind=variant.kind, **own)
 
 
 def checked_options(name: str, options: AttentionOptions | None) -> AttentionOptions:
@@ -169,92 +195,43 @@ def check_variant(name: str, options: AttentionOptions | None = None) -> None:
     if name not in VARIANTS:
         hint = did_you_mean(name, VARIANTS)
         raise ValueError(f"`attention` must be one of {tuple(VARIANTS)}, but is {name!r}.{hint}")
-    for option in () if options is None else options.given():
-        if option not in VARIANTS[name].takes:
-            raise ValueError(
-                f"`{option}` says nothing to attention {name!r}, which takes {sorted(VARIANTS[name].takes)}. Leave it "
-                "out."
-            )
+    check_options(f"attention {name!r}", () if options is None else options.given(), VARIANTS[name].options())
 
 
-def _unmasked(kind: Kind, grid: TokenGrid, dim: int, num_heads: int, options: AttentionOptions) -> nn.Module:  # noqa: ARG001
-    return Attention(dim, num_heads, kind=kind, **options.given())
+def _make_mask(name: str, grid: TokenGrid, num_heads: int, settings: dict[str, Any]) -> Mask:
+    """A mask on the grid, behind the prefix."""
+    entry = MASKS[name]
+    if "coefficients" in entry.options():
+        # Starts where the estimate by walks does.
+        series = convolve(0.5 ** torch.arange(settings["max_length"] + 1))
+        settings = {"coefficients": series.expand(num_heads, -1)}
+    else:
+        settings = settings | {"num_heads": num_heads}
+    mask: Mask = entry.load()(getattr(grid, entry.place), **settings)
+    return masks.PrefixMask(mask, grid.num_prefix) if grid.num_prefix else mask
 
 
-def _masked(
-    make_mask: Callable[..., Mask],
-    grid: TokenGrid,
-    dim: int,
-    num_heads: int,
-    options: AttentionOptions,
-    kind: Kind = "linear",
-) -> nn.Module:
-    """Attention with the mask that ``make_mask(grid, num_heads, **options)`` gives, behind the prefix."""
-    given = options.given()
-    own = {name: given.pop(name) for name in _ATTENTION & set(given)}
-    mask = make_mask(grid, num_heads, **given)
-    if grid.num_prefix:
-        mask = masks.PrefixMask(mask, grid.num_prefix)
-    return MaskedAttention(dim, num_heads, mask, kind=kind, **own)
-
-
-def _toeplitz(grid: TokenGrid, num_heads: int) -> Mask:
-    # Exponentials of parameters, as in kernelised attention with relative positions (Luo et al., 2021).
-    return masks.ToeplitzMask(grid.shape, num_heads, positive=True)
-
-
-def _power_series(grid: TokenGrid, num_heads: int, max_length: int = 10) -> Mask:
-    """Starts where the estimate by walks does."""
-    series = convolve(0.5 ** torch.arange(max_length + 1))
-    return masks.PowerSeriesMask(grid.graph, series.expand(num_heads, -1))
-
-
-def _walks(grid: TokenGrid, num_heads: int, **options: Any) -> Mask:
-    return masks.WalkMask(grid.graph, num_heads=num_heads, **options)
-
-
-def _paper_walks(grid: TokenGrid, num_heads: int, **options: Any) -> Mask:
-    return _walks(grid, num_heads, **({"halt_prob": 0.1, "coupling": "iid", "shared_walks": True} | options))
-
-
-def _visits(grid: TokenGrid, num_heads: int, **options: Any) -> Mask:
-    walks: dict[str, Any] = {"halt_prob": 0.1, "coupling": "iid"} | options
-    return masks.VisitMask(grid.graph, num_heads=num_heads, **walks)
-
-
-def _learned(grid: TokenGrid, num_heads: int) -> Mask:
-    return masks.LearnedFeatureMask(grid.num_nodes, num_heads=num_heads)
-
-
-_ATTENTION = frozenset({"feature_map", "normalizer"})
-_SAMPLING = frozenset({"num_walks", "max_length", "halt_prob", "coupling", "shared_walks", "seed"})
+_PAPER = {"halt_prob": 0.1, "coupling": "iid", "shared_walks": True}
 
 VARIANTS: dict[str, Variant] = {
-    "softmax": Variant(partial(_unmasked, "softmax"), frozenset(), "softmax, every token sees every other"),
-    "linear": Variant(partial(_unmasked, "linear"), _ATTENTION, "linear, every token sees every other"),
-    "toeplitz": Variant(partial(_masked, _toeplitz), _ATTENTION, "linear, a learnt weight per offset on the grid"),
+    "softmax": Variant("softmax", None, "softmax, every token sees every other"),
+    "linear": Variant("linear", None, "linear, every token sees every other"),
+    # Exponentials of parameters, as in kernelised attention with relative positions (Luo et al., 2021).
+    "toeplitz": Variant("linear", "toeplitz", "linear, a learnt weight per offset on the grid", {"positive": True}),
     "exact": Variant(
-        partial(_masked, _power_series),
-        _ATTENTION | {"max_length"},
+        "linear",
+        "power-series",
         "linear, a learnt power series of the adjacency matrix (Eq. 4)",
+        {"max_length": 10},
     ),
-    "grf-paper": Variant(
-        partial(_masked, _paper_walks),
-        _ATTENTION | _SAMPLING,
-        "linear, the same estimated by walks as the paper draws them",
-    ),
-    "grf": Variant(
-        partial(_masked, _walks),
-        _ATTENTION | _SAMPLING,
-        "linear, the same estimated by repelling walks of fixed length",
-    ),
-    "grf-softmax": Variant(
-        partial(_masked, _walks, kind="softmax"), _SAMPLING | {"normalizer"}, "softmax, modulated by the mask of grf"
-    ),
+    "grf-paper": Variant("linear", "walk", "linear, the same estimated by walks as the paper draws them", _PAPER),
+    "grf": Variant("linear", "walk", "linear, the same estimated by repelling walks of fixed length"),
+    "grf-softmax": Variant("softmax", "walk", "softmax, modulated by the mask of grf"),
     "visits": Variant(
-        partial(_masked, _visits),
-        _ATTENTION | _SAMPLING,
+        "linear",
+        "visit",
         "linear, how often the paper's walks visit, without importance weights, from f = 1 on (Eq. 21)",
+        _PAPER,
     ),
-    "learned": Variant(partial(_masked, _learned), _ATTENTION, "linear, free features per token that know of no graph"),
+    "learned": Variant("linear", "learned-features", "linear, free features per token that know of no graph"),
 }

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 from weakref import WeakKeyDictionary
@@ -13,13 +12,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from topomask.extras import need
 from topomask.graph import Graph
 from topomask.models.graph_transformer import check_features, check_probabilities, check_sizes
 from topomask.nn import MLP, GraphReadout, SparseRows
 from topomask.nn.dropout import Dropout, drop
 from topomask.nn.readout import Readout
 from topomask.nn.sparse_rows import apply_linear, drop_features
+from topomask.support.extras import need
 
 Layer = Literal["gcn", "gat", "sgc", "gin"]
 # Edges as PyG has them, with weights where they are not all 1, and what GCN makes of them; they go when the graph goes.
@@ -113,8 +112,8 @@ class GraphNetwork(nn.Module):
         self.readout = GraphReadout(readout, dim)
         self.head = None if readout == "node" else nn.Linear(dim, num_classes)
 
-    def forward(self, x: Tensor | SparseRows, graph: Graph, parts: Sequence[Graph] | None = None) -> Tensor:  # noqa: ARG002
-        """Logits of the classes, [N, num_classes] or [num_graphs, num_classes]; ``parts`` are not needed."""
+    def forward(self, x: Tensor | SparseRows, graph: Graph) -> Tensor:
+        """Logits of the classes, [N, num_classes] or [num_graphs, num_classes]."""
         check_features(x, graph, self.in_features)
         x = drop_features(x, self.input_dropout, self.training)
         if self.encoder is not None:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal, Self, get_args
 
+import torch
 from torch import Tensor, nn
 
-from topomask.attention_inputs import FeatureMap
+from topomask.attention.inputs import FeatureMap
 from topomask.graph import Graph
-from topomask.masks.base import Mask, Normalizer
-from topomask.masks.views import MaskViews
+from topomask.masks.mask import Mask
+from topomask.masks.operator import Normalizer, Operator
 from topomask.models.graph_masks import GraphMaskOptions, MaskFactory, layer_masks
 from topomask.nn import MLP, GraphConvolution, GraphReadout, MaskedAttention, SparseRows
 from topomask.nn.attention import Kind, checked_feature_map
@@ -30,8 +31,8 @@ class GraphTransformer(nn.Module):
     """A classifier of graphs or of nodes: masked attention, a sum over neighbours beside it, perceptrons.
 
     A batch of graphs is one block-diagonal :class:`topomask.Graph`; nothing is padded, and nothing crosses between
-    graphs. Masks are made on a placeholder and bound to the graph of every call. Walks are sampled once per graph: of
-    the graph itself, or of its ``parts``, which come again in other batches.
+    graphs. Masks have no graph of their own: they are on the graph of every call. Walks are sampled once per graph;
+    those of a batch are joined from the walks of its graphs, which come again in other batches.
 
     Args:
         in_features: Features of a node.
@@ -40,8 +41,8 @@ class GraphTransformer(nn.Module):
         depth: Blocks.
         num_heads: Heads of attention, where there is any.
         mlp_ratio: Width of the perceptrons, in terms of ``dim``.
-        mask: A name of :mod:`topomask.models.graph_masks`; a function that makes the mask of a layer, given a graph and
-            the number of heads; or a mask that can be moved to a graph by ``mask.on(graph)``, shared by all layers.
+        mask: A name of :mod:`topomask.models.graph_masks`; a function that makes the mask of a layer, given the number
+            of heads; or a mask that can be on any graph, shared by all layers.
         kind: ``"linear"`` or ``"softmax"`` attention. This, ``attention_dropout``, ``feature_map`` and ``normalizer``
             are refused with mask ``"none"``, which is no attention.
         mask_options: What the name of the mask does not say: walks, seed.
@@ -64,7 +65,7 @@ class GraphTransformer(nn.Module):
         >>> import torch, topomask as tm
         >>> graphs = [tm.cycle_graph(5), tm.path_graph(3)]
         >>> model = tm.models.GraphTransformer(4, 2, dim=16, depth=2, num_heads=2, readout="mean")
-        >>> model(torch.randn(8, 4), tm.Graph.batch(graphs), graphs).shape
+        >>> model(torch.randn(8, 4), tm.Graph.batch(graphs)).shape
         torch.Size([2, 2])
 
     References:
@@ -133,9 +134,8 @@ class GraphTransformer(nn.Module):
         self.head_norm = nn.Identity() if head_norm is None else nn.BatchNorm1d(dim)
         self.dropout = Dropout(dropout)
         self.head = _head(dim, head_dim, num_classes)
-        self._views = MaskViews()
 
-    def represent(self, x: Tensor | SparseRows, graph: Graph, parts: Sequence[Graph] | None = None) -> Tensor:
+    def represent(self, x: Tensor | SparseRows, graph: Graph) -> Tensor:
         """One vector per graph, [G, C], or per node, [N, C]: what the head classifies."""
         check_features(x, graph, self.in_features)
         if self.training:
@@ -144,28 +144,27 @@ class GraphTransformer(nn.Module):
         tokens = apply_linear(self.embedding, drop_features(x, self.input_dropout, self.training))
         for block in self.blocks:
             assert isinstance(block, GraphBlock)
-            mask = None if block.attention is None else self._views.on(block.attention.mask, graph, parts)
-            tokens = block(tokens, graph, mask)
+            operator = None if block.attention is None else _operator(block.attention.mask, graph)
+            tokens = block(tokens, graph, operator)
         return self.head_norm(self.readout(self.norm(tokens), graph))
 
-    def forward(self, x: Tensor | SparseRows, graph: Graph, parts: Sequence[Graph] | None = None) -> Tensor:
+    def forward(self, x: Tensor | SparseRows, graph: Graph) -> Tensor:
         """Logits of the classes.
 
         Args:
             x: Features of the nodes, [N, in_features], dense or sparse.
             graph: The graph, or a batch of graphs.
-            parts: The graphs that it is a batch of, where these come again in other batches: their walks are then
-                sampled once and joined. The answer is the same to the last bit.
 
         Returns:
             [N, num_classes] for nodes, [num_graphs, num_classes] for graphs.
         """
-        return self.head(self.dropout(self.represent(x, graph, parts)))
+        return self.head(self.dropout(self.represent(x, graph)))
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        # Views are of masks as they were, on the device they were on.
-        self._views.clear()
-        return super()._apply(fn, recurse)
+
+# Graphs come and go, and walks on a new one are sampled by kernels that the compiler cannot look into.
+@torch.compiler.disable
+def _operator(mask: Mask, graph: Graph) -> Operator:
+    return mask.on(graph)
 
 
 class GraphBlock(nn.Module):
@@ -197,11 +196,11 @@ class GraphBlock(nn.Module):
         self.mlp_norm, self.mlp = norms(), mlp
         self.dropout = Dropout(dropout)
 
-    def forward(self, x: Tensor, graph: Graph, mask: Mask | None) -> Tensor:
-        """Tokens to tokens, [N, C]; ``mask`` is that of the attention, on the graph."""
+    def forward(self, x: Tensor, graph: Graph, operator: Operator | None) -> Tensor:
+        """Tokens to tokens, [N, C]; ``operator`` is the mask of the attention on the graph."""
         normed = self.mixing_norm(x)
-        if self.attention is not None and mask is not None:
-            x = x + self.dropout(self.attention.attend(normed, mask))
+        if self.attention is not None and operator is not None:
+            x = x + self.dropout(self.attention.attend(normed, operator))
         if self.local is not None:
             x = x + self.dropout(self.local(normed, graph))
         return x + self.dropout(self.mlp(self.mlp_norm(x)))
@@ -366,7 +365,7 @@ def _check_statistics(name: str, norm: nn.Module, count: int, unit: str, fix: st
 
 
 def _check_no_attention(kind: str, **options: Any) -> None:
-    """A ValueError for what says nothing to a model without attention."""
+    """A ValueError for options of attention in a model without it."""
     checked_feature_map(kind, None)
     options |= {"kind": None if kind == "linear" else kind}
     for name, value in options.items():

@@ -12,10 +12,11 @@ from typing import Any, Literal, cast, get_args
 import torch
 from torch import Tensor, nn
 
-from topomask.graph_input import check_integer
+from topomask.graph.input import check_integer
 from topomask.models.encoder import init_linear
 from topomask.models.neighbors import AnchorNeighbors, NeighborLayer, WalkNeighbors
 from topomask.nn import MLP, Attention, TransformerBlock
+from topomask.support.near_names import check_options
 
 Neighbors = Literal["grf", "messages", "none"]
 
@@ -196,9 +197,7 @@ def _neighbor_factory(
         )
     options = {name: value for name, value in options.items() if value is not None}
     kind, takes = (neighbors, ()) if callable(neighbors) else _KINDS[neighbors]
-    for name in options:
-        if name not in takes:
-            raise ValueError(f"`{name}` says nothing to neighbors={neighbors!r}, which takes {takes}. Leave it out.")
+    check_options(f"neighbors={neighbors!r}", options, takes)
     # Messages are about positions, walks are not.
     options = options | {"num_axes": num_axes} if kind is AnchorNeighbors else options
     return None if kind is None else partial(kind, **options)

@@ -10,9 +10,9 @@ import torch
 from scipy.spatial import cKDTree
 from torch import Tensor, nn
 
-from topomask.builders import nearest_others
 from topomask.graph import Graph
-from topomask.graph_input import Array, check_integer
+from topomask.graph.builders import nearest_others
+from topomask.graph.input import Array, check_integer
 from topomask.masks import WalkMask
 from topomask.nn import MaskedAttention, MessagePassing
 from topomask.nn.message_passing import AnchorLists
@@ -85,7 +85,7 @@ class Walks(NamedTuple):
     """Walks of all particles."""
 
     graph: Graph
-    features: Any
+    walks: Any
 
 
 class WalkNeighbors(_SettledLayer):
@@ -115,10 +115,8 @@ class WalkNeighbors(_SettledLayer):
         for name, value in (("num_neighbors", num_neighbors), ("num_hops", num_hops)):
             check_integer(name, value, 1)
         self.num_neighbors = num_neighbors
-        # The mask is moved to the graph of the particles; until then it is on a single node.
-        nowhere = Graph.from_edges(np.zeros((2, 0), dtype=np.int64), num_nodes=1, directed=True)
         num_walks = _all_walks(num_neighbors, num_hops) if num_walks is None else num_walks
-        mask = WalkMask(nowhere, num_walks, num_hops, normalization="row", symmetric=False, seed=seed)
+        mask = WalkMask(None, num_walks, num_hops, normalization="row", symmetric=False, seed=seed)
         self.attention = MaskedAttention(dim, 1, mask)
 
     def find(self, positions: Tensor, padding: Tensor | None) -> Graph:
@@ -138,7 +136,7 @@ class WalkNeighbors(_SettledLayer):
     @torch.compiler.disable
     def forward(self, x: Tensor, positions: Tensor, around: Walks) -> Tensor:  # noqa: ARG002
         """Attend."""
-        return self.attention(x.flatten(0, 1), graph=around.graph, features=around.features).view_as(x)
+        return self.attention(x.flatten(0, 1), graph=around.graph, walks=around.walks).view_as(x)
 
 
 class AnchorNeighbors(_SettledLayer):

@@ -77,4 +77,4 @@ def _resample(position: Tensor, old: tuple[int, ...], new: tuple[int, ...]) -> T
 
 
 def _is_walk(name: str) -> bool:
-    return "walks" in name.split(".")
+    return name.endswith("_extra_state")

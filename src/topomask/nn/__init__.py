@@ -1,26 +1,25 @@
 """Layers.
 
-:class:`MaskedGPSConv` is imported when it is first used, since it needs PyG.
+Names are imported when they are first used.
 """
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from topomask.feature_maps import Exp, ExponentialMap, SoftmaxFeatures
-from topomask.modulation import Modulation
-from topomask.nn.attention import Attention
-from topomask.nn.block import TransformerBlock
-from topomask.nn.graph_convolution import GraphConvolution
-from topomask.nn.masked_attention import MaskedAttention
-from topomask.nn.message_passing import AnchorLists, MessagePassing
-from topomask.nn.mlp import MLP
-from topomask.nn.patches import PatchEmbedding
-from topomask.nn.readout import GraphReadout
-from topomask.nn.sparse_rows import SparseRows
-from topomask.nn.stochastic_position import StochasticPositionEncoding
+from topomask.support.lazy_names import lazy_names
 
 if TYPE_CHECKING:
-    from topomask.nn.gps import MaskedGPSConv
+    from topomask.attention.feature_maps import Exp, ExponentialMap, SoftmaxFeatures
+    from topomask.nn.attention import Attention
+    from topomask.nn.block import TransformerBlock
+    from topomask.nn.graph_convolution import GraphConvolution
+    from topomask.nn.masked_attention import MaskedAttention
+    from topomask.nn.message_passing import AnchorLists, MessagePassing
+    from topomask.nn.mlp import MLP
+    from topomask.nn.patches import PatchEmbedding
+    from topomask.nn.readout import GraphReadout
+    from topomask.nn.sparse_rows import SparseRows
+    from topomask.nn.stochastic_position import StochasticPositionEncoding
+    from topomask.walks.modulation import Modulation
 
 __all__ = [
     "MLP",
@@ -31,7 +30,6 @@ __all__ = [
     "GraphConvolution",
     "GraphReadout",
     "MaskedAttention",
-    "MaskedGPSConv",
     "MessagePassing",
     "Modulation",
     "PatchEmbedding",
@@ -41,12 +39,20 @@ __all__ = [
     "TransformerBlock",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name == "MaskedGPSConv":
-        return importlib.import_module("topomask.nn.gps").MaskedGPSConv
-    raise AttributeError(f"module 'topomask.nn' has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "attention": ("Attention",),
+        "block": ("TransformerBlock",),
+        "graph_convolution": ("GraphConvolution",),
+        "masked_attention": ("MaskedAttention",),
+        "message_passing": ("AnchorLists", "MessagePassing"),
+        "mlp": ("MLP",),
+        "patches": ("PatchEmbedding",),
+        "readout": ("GraphReadout",),
+        "sparse_rows": ("SparseRows",),
+        "stochastic_position": ("StochasticPositionEncoding",),
+        "topomask.attention.feature_maps": ("Exp", "ExponentialMap", "SoftmaxFeatures"),
+        "topomask.walks.modulation": ("Modulation",),
+    },
+)

@@ -7,11 +7,11 @@ from typing import Literal, get_args
 from torch import Tensor
 from torch.nn import functional as F
 
-from topomask import feature_maps
-from topomask.attention_inputs import FeatureMap, padding_rows
-from topomask.masks.base import Normalizer
+from topomask.attention import feature_maps
+from topomask.attention.inputs import FeatureMap, padding_rows
+from topomask.attention.unmasked import linear_attention
+from topomask.masks.operator import Normalizer
 from topomask.nn.projections import HeadProjections
-from topomask.unmasked_attention import linear_attention
 
 Kind = Literal["linear", "softmax"]
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple, get_args
-from weakref import WeakKeyDictionary
+from dataclasses import dataclass
+from typing import Literal, get_args
 
 import numpy as np
 import scipy.sparse as sp
@@ -11,23 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from topomask.graph import Graph
-from topomask.ops.sparse_product import Pattern, make_pattern, spmm
+from topomask.graph.records import Recipe, find_record
+from topomask.graph.tensors import SparseMatrix
+from topomask.ops.sparse_product import make_pattern
 
 Aggregation = Literal["gcn", "sum"]
-
-
-class _Operator(NamedTuple):
-    """A sparse matrix on the nodes of a graph."""
-
-    pattern: Pattern
-    values: Tensor
-
-    def to(self, device: torch.device) -> _Operator:
-        return self if self.values.device == device else _Operator(self.pattern.to(device), self.values.to(device))
-
-
-# Shared by all layers; goes when the graph goes.
-_KEPT: WeakKeyDictionary[Graph, dict[str, _Operator]] = WeakKeyDictionary()
 
 
 class GraphConvolution(nn.Module):
@@ -65,8 +53,12 @@ class GraphConvolution(nn.Module):
 
     def forward(self, x: Tensor, graph: Graph) -> Tensor:
         """Tokens [N, C] of the nodes of a graph, or of a batch of graphs."""
-        pattern, values = neighbor_operator(graph, self.aggregation, x.device)
-        out = spmm(pattern, values, self.linear(x))
+        if x.ndim != 2 or len(x) != graph.num_nodes:
+            raise ValueError(
+                f"`x` must have shape [num_nodes={graph.num_nodes}, C], but has shape {tuple(x.shape)}. Pass one row "
+                "per node of the graph."
+            )
+        out = neighbor_matrix(graph, self.aggregation, x.device).multiply(self.linear(x))
         return out + self.bias if self.root is None else out + self.root(x) + self.bias
 
     def extra_repr(self) -> str:
@@ -74,26 +66,31 @@ class GraphConvolution(nn.Module):
         return f"aggregation={self.aggregation!r}"
 
 
+# Made once per graph; not by the compiler, which need not look into it.
 @torch.compiler.disable
-def neighbor_operator(graph: Graph, aggregation: Aggregation, device: torch.device) -> _Operator:
-    """The matrix of a sum over neighbours, made once per graph; not by the compiler, which need not look into it."""
-    kept = _KEPT.setdefault(graph, {})
-    if aggregation not in kept:
-        # Kept for training too, whatever mode asks for it first.
-        with torch.inference_mode(False):
-            kept[aggregation] = _make(graph, aggregation)
-    return kept[aggregation].to(device)
+def neighbor_matrix(graph: Graph, aggregation: Aggregation, device: torch.device) -> SparseMatrix:
+    """The matrix of a sum over neighbours."""
+    return find_record(graph, _RECIPES[aggregation], device, torch.float32)
 
 
-def _make(graph: Graph, aggregation: Aggregation) -> _Operator:
-    matrix = graph.to_scipy()
-    if aggregation == "gcn":
-        matrix = matrix + sp.diags_array((matrix.diagonal() == 0).astype(np.float64), format="csr")
-        matrix.sort_indices()
-        # Degrees of a signed graph may vanish.
-        degrees = np.abs(matrix).sum(axis=1)
-        scales = 1.0 / np.sqrt(degrees)
-        rows = np.repeat(np.arange(len(degrees)), np.diff(matrix.indptr))
-        matrix.data = matrix.data * scales[rows] * scales[matrix.indices]
-    pointers, columns = (torch.from_numpy(x.astype(np.int64)) for x in (matrix.indptr, matrix.indices))
-    return _Operator(make_pattern(pointers, columns, graph.num_nodes), torch.from_numpy(matrix.data))
+@dataclass(frozen=True)
+class _NeighborSums(Recipe):
+    aggregation: Aggregation
+
+    def make(self, graph: Graph, device: torch.device, dtype: torch.dtype) -> SparseMatrix:  # noqa: ARG002
+        matrix = graph.to_scipy()
+        if self.aggregation == "gcn":
+            matrix = matrix + sp.diags_array((matrix.diagonal() == 0).astype(np.float64), format="csr")
+            matrix.sort_indices()
+            # Degrees of a signed graph may vanish.
+            degrees = np.abs(matrix).sum(axis=1)
+            scales = 1.0 / np.sqrt(degrees)
+            rows = np.repeat(np.arange(len(degrees)), np.diff(matrix.indptr))
+            matrix.data = matrix.data * scales[rows] * scales[matrix.indices]
+        pointers, columns = (torch.from_numpy(x.astype(np.int64)) for x in (matrix.indptr, matrix.indices))
+        pattern = make_pattern(pointers, columns, graph.num_nodes).to(device)
+        # In double precision: a product takes it in its own.
+        return SparseMatrix(pattern, torch.from_numpy(matrix.data).to(device))
+
+
+_RECIPES = {name: _NeighborSums(name).shared() for name in get_args(Aggregation)}

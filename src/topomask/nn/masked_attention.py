@@ -7,13 +7,12 @@ from typing import Any, get_args
 from torch import Tensor
 
 from topomask.attention import masked_attention, masked_softmax_attention
-from topomask.attention_inputs import FeatureMap
-from topomask.graph import Graph
-from topomask.masks import Mask
-from topomask.masks.base import Normalizer
+from topomask.attention.inputs import FeatureMap
+from topomask.attention.plan import Strategy
+from topomask.masks.mask import Mask
+from topomask.masks.operator import Normalizer, Operator
 from topomask.nn.attention import Kind, checked_feature_map
 from topomask.nn.projections import HeadProjections
-from topomask.planning import Strategy
 
 
 class MaskedAttention(HeadProjections):
@@ -79,27 +78,27 @@ class MaskedAttention(HeadProjections):
     def forward(
         self,
         x: Tensor,
-        graph: Graph | None = None,
-        features: Any = None,
+        graph: Any = None,
+        walks: Any = None,
         key_padding_mask: Tensor | None = None,
     ) -> Tensor:
         """Attend.
 
         Args:
             x: Tokens, [B, N, C], or [N, C] on a block-diagonal graph.
-            graph: The graph of these tokens. Default: the mask's own. Inside ``torch.compile``, use the mask's own.
-            features: Walks already sampled on ``graph`` by ``layer.mask.sample(graph)``, in a data loader, say.
+            graph: The graph of these tokens. Default: the mask's own.
+            walks: Walks already sampled on ``graph`` by ``layer.mask.sample(graph)``, in a data loader, say.
             key_padding_mask: [B, N], True where a token is padding.
 
         Returns:
             Tokens, same shape.
         """
-        if graph is None and features is not None:
-            raise ValueError("`features` are walks on a graph. Pass the graph too.")
-        return self.attend(x, self.mask if graph is None else self.mask.on(graph, features), key_padding_mask)
+        if graph is None and walks is not None:
+            raise ValueError("`walks` are on a graph. Pass the graph too.")
+        return self.attend(x, self.mask.on(graph, walks), key_padding_mask)
 
-    def attend(self, x: Tensor, mask: Mask, key_padding_mask: Tensor | None = None) -> Tensor:
-        """Attend with a view of this layer's mask, ``layer.mask.on(graph)``, that was made before."""
+    def attend(self, x: Tensor, operator: Operator, key_padding_mask: Tensor | None = None) -> Tensor:
+        """Attend with an operator of this layer's mask, ``layer.mask.on(graph)``, that several layers share, say."""
         q, k, v = self.project(x)
         if self.kind == "linear":
             assert self.feature_map is not None
@@ -107,7 +106,7 @@ class MaskedAttention(HeadProjections):
                 q,
                 k,
                 v,
-                mask,
+                operator,
                 feature_map=self.feature_map,
                 normalizer=self.normalizer,
                 strategy=self.strategy,
@@ -119,7 +118,7 @@ class MaskedAttention(HeadProjections):
                 q,
                 k,
                 v,
-                mask,
+                operator,
                 normalizer=self.normalizer,
                 strategy=self.strategy,
                 key_padding_mask=key_padding_mask,

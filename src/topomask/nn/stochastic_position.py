@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from topomask.graph_input import check_integer
-from topomask.stochastic_codes import Kind, check_seed, load_seed, make_templates, save_seed
+from topomask.graph.input import check_integer
+from topomask.masks.stochastic_codes import Kind, check_seed, load_seed, make_templates, save_seed
 
 # Numbers that are held for the positions of one chunk.
 _ELEMENTS_PER_CHUNK = 1 << 24
@@ -22,9 +22,9 @@ class StochasticPositionEncoding(nn.Module):
         \mathbb{E}\,\hat q_m^\top \hat k_n = \sum_d q_{md}\,k_{nd}\,\big(\delta_d + (1 - \delta_d)\,P_d(m - n)\big)
 
     Every head and dimension has a template :math:`P_d` of its own, a sum of cosines (``kind="sine"``) or the
-    correlation of two filters (``kind="conv"``), see :class:`~topomask.stochastic_codes.SineTemplates` and
-    :class:`~topomask.stochastic_codes.ConvTemplates`. Time is O(N D R), times the number of cosines or the length of
-    the filters; a code of size N D R is never formed as a whole.
+    correlation of two filters (``kind="conv"``), see :class:`~topomask.masks.stochastic_codes.SineTemplates` and
+    :class:`~topomask.masks.stochastic_codes.ConvTemplates`. Time is O(N D R), times the number of cosines or
+    the length of the filters; a code of size N D R is never formed as a whole.
 
     All inputs of a batch share their noise. While training, every call draws new noise; in evaluation the noise is
     that of ``seed``, the same in every call. Layers share noise when they are given the same :meth:`draw`.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 import importlib.util
 import os
 import threading
@@ -19,6 +20,9 @@ from torch import Tensor
 
 # Sums may be reordered, but numbers that are not finite stay so.
 FAST_MATH = frozenset({"reassoc", "contract", "arcp", "nsz"})
+# Options of ``numba.njit`` for what kernels call, without and with reordered sums.
+EXACT: dict[str, Any] = {"error_model": "numpy"}
+FAST: dict[str, Any] = {"error_model": "numpy", "fastmath": set(FAST_MATH)}
 
 # Only one parallel kernel may run at a time: Numba's default thread pool is shared and not re-entrant.
 _pool = threading.Lock()
@@ -55,9 +59,20 @@ def compiled(*tensors: Tensor) -> bool:
     return all(tensor.device.type == "cpu" for tensor in tensors) and _has_numba()
 
 
+def implementation(reference: types.ModuleType, *tensors: Tensor) -> types.ModuleType:
+    """The compiled kernels that stand beside a reference where they can take these tensors, else the reference."""
+    return importlib.import_module(f"{reference.__package__}.numba") if compiled(*tensors) else reference
+
+
 def arrays(*tensors: Tensor) -> list[np.ndarray]:
     """The memory of CPU tensors as contiguous NumPy arrays."""
     return [tensor.detach().contiguous().numpy() for tensor in tensors]
+
+
+def by_head(values: Tensor) -> np.ndarray:
+    """Values [V, P] as an array; those of a single head, [P], with one row."""
+    (array,) = arrays(values)
+    return array if array.ndim == 2 else array[None]
 
 
 def in_float32(op: Any) -> None:
@@ -70,10 +85,10 @@ def in_float32(op: Any) -> None:
 MAX_PARTS = 8
 
 
-def row_blocks(row_ptr: Tensor, most: int | None = None) -> np.ndarray:
-    """Rows where blocks of about equally many entries begin: one per thread, ``most`` at most, [blocks + 1]."""
-    ptr = row_ptr.numpy()
-    count = max(1, min(torch.get_num_threads(), most or len(ptr), len(ptr) - 1))
+def row_blocks(row_ptr: Tensor | np.ndarray, max_blocks: int | None = None) -> np.ndarray:
+    """Rows where blocks of about equally many entries begin: one per thread, ``max_blocks`` at most, [blocks + 1]."""
+    ptr = row_ptr.numpy() if isinstance(row_ptr, Tensor) else row_ptr
+    count = max(1, min(torch.get_num_threads(), max_blocks or len(ptr), len(ptr) - 1))
     shares = np.linspace(0, ptr[-1], count + 1)[1:-1]
     inner = np.minimum(np.searchsorted(ptr, shares), len(ptr) - 1)
     return np.concatenate([[0], inner, [len(ptr) - 1]]).astype(np.int64)
@@ -94,6 +109,10 @@ class Kernel:
     The version without threads serves forked processes, whose thread pool did not survive, and callers that find the
     pool busy. Compiled code is cached on disk: beside the source, in the user's cache folder where that is read-only,
     and nowhere if that is too.
+
+    Arrays may come in NamedTuples. Numba has two limits to this in loops that get threads: what is written through a
+    field of a tuple is lost, and tuples inside tuples do not get in. So where records are written to, or hold records,
+    such a loop does nothing but call a function for every block.
 
     Args:
         function: A function in the subset of Python that Numba compiles; ``numba.prange`` loops get threads.

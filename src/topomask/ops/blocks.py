@@ -1,17 +1,92 @@
-"""Patterns of block-diagonal matrices."""
+"""Block-diagonal matrices: the pattern of all entries of square blocks, and how products find them."""
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from topomask.ops import segments
+from topomask.ops.derived import derivation
+from topomask.ops.locality import suggest_order
 from topomask.ops.sparse_product import Pattern, make_pattern
 
 
-def block_pattern(sizes: Tensor) -> Pattern:
-    """All entries of square blocks of these sizes [G], one after the other along the diagonal."""
+def find_block_pattern(sizes: Tensor, num_rows: int, num_entries: int) -> Pattern:
+    """All entries of square blocks of these sizes [G], one after the other along the diagonal; found once.
+
+    Args:
+        sizes: The size of every block.
+        num_rows: What the sizes add up to.
+        num_entries: What their squares add up to.
+    """
+    return Pattern(*_block_pattern([sizes], [num_entries, num_rows]))
+
+
+def find_block_places(
+    sizes: Tensor, num_rows: int, num_entries: int, largest: int, width: int
+) -> tuple[Tensor, Tensor | None]:
+    """Where the entries of all blocks are in products with ``width`` columns at a time; found once.
+
+    Column c asks every block for its c-th column. The first stretch of columns finds some entries of every block, the
+    next one more of them, up to the ``largest`` size.
+
+    Args:
+        sizes: The size of every block, [G].
+        num_rows: What the sizes add up to.
+        num_entries: What their squares add up to.
+        largest: The largest of them.
+        width: Columns at a time.
+
+    Returns:
+        The places of entries in the product [num_rows, width] of every stretch, flat, one stretch after the other, [P];
+        and where the entries of the pattern, row by row, are among these, [P]: None where one stretch finds all.
+    """
+    where, order = _block_places([sizes], [num_entries, num_rows, largest, width])
+    return where, None if width >= largest else order
+
+
+def _pattern_shapes(_: list[Tensor], numbers: list[int]) -> list[tuple[int | None, torch.dtype]]:
+    num_entries, num_rows = numbers
+    columns = (num_entries, segments.index_type(num_rows + 1))
+    pointers = (num_rows + 1, torch.int64)
+    return [pointers, columns, pointers, columns, (num_entries, segments.index_type(num_entries))]
+
+
+@derivation(_pattern_shapes)
+def _block_pattern(tensors: list[Tensor], numbers: list[int]) -> Pattern:
+    (sizes,), num_rows = tensors, numbers[1]
     counts = sizes.repeat_interleave(sizes)
     starts = segments.pointers(sizes)[:-1].repeat_interleave(sizes)
-    num_columns = len(counts)
-    columns = segments.ranges(starts, counts).to(segments.index_type(num_columns))
-    return make_pattern(segments.pointers(counts), columns, num_columns)
+    columns = segments.ranges(starts, counts).to(segments.index_type(num_rows))
+    pattern = make_pattern(segments.pointers(counts), columns, num_rows)
+    # Rows of a block are neighbours already.
+    suggest_order(pattern.columns, sizes, _as_they_come)
+    return pattern
+
+
+def _as_they_come(sizes: Tensor) -> Tensor:
+    return torch.arange(int(sizes.sum()), device="cpu")
+
+
+def _place_shapes(_: list[Tensor], numbers: list[int]) -> list[tuple[int | None, torch.dtype]]:
+    num_entries, num_rows, largest, width = numbers
+    order = num_entries if width < largest else 0
+    return [(num_entries, segments.index_type(num_rows * width)), (order, segments.index_type(num_entries))]
+
+
+@derivation(_place_shapes)
+def _block_places(tensors: list[Tensor], numbers: list[int]) -> tuple[Tensor, Tensor]:
+    (sizes,), (num_entries, num_rows, largest, width) = tensors, numbers
+    counts = sizes.repeat_interleave(sizes)
+    rows, starts = torch.arange(num_rows, device=sizes.device), segments.pointers(counts)[:-1]
+    places, targets = [], []
+    for first in range(0, largest, width):
+        last = min(first + width, largest)
+        own = (counts - first).clamp(0, last - first)
+        places.append(segments.ranges(rows * (last - first), own).to(segments.index_type(num_rows * width)))
+        targets.append(segments.ranges(starts + first, own))
+    order = torch.empty(0 if len(places) == 1 else num_entries, dtype=segments.index_type(num_entries))
+    order = order.to(sizes.device)
+    if len(places) > 1:
+        order[torch.cat(targets)] = torch.arange(num_entries, dtype=order.dtype, device=order.device)
+    return torch.cat(places), order

@@ -3,34 +3,26 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
-from functools import partial
-from typing import Any
+from collections.abc import Callable, Iterator
 
 from topomask.data import ENTRIES, MOTIFS, NODE_SETS, TU_SETS
+from topomask.masks.registry import ON_GRAPHS
 from topomask.models.attention_variants import VARIANTS
 from topomask.recipes.named_graphs import BUILDERS
-from topomask.recipes.named_masks import MASKS
-from topomask.recipes.registry import RECIPES
-from topomask.recipes.reproduce.registry import GROUPS, STUDIES
+from topomask.recipes.registry import RECIPES, find_recipe
 
 
 def catalogue(kind: str) -> Iterator[tuple[str, str]]:
-    """Names and lines of recipes, attention, data, masks, graphs or studies."""
+    """Names and lines of recipes, attention, data, masks or graphs."""
     yield from _CATALOGUES[kind]()
 
 
-def _first_lines(functions: Mapping[str, Callable[[], Any]]) -> list[tuple[str, str]]:
-    return [(name, (inspect.getdoc(function) or "").partition("\n")[0]) for name, function in functions.items()]
-
-
-def _study_line(make: Callable[[], Any]) -> str:
-    """Tables of many sets are made by one function, so their titles say more than its docstring."""
-    return make().title if isinstance(make, partial) else (inspect.getdoc(make) or "").partition("\n")[0]
+def _recipe_line(name: str) -> str:
+    return (inspect.getdoc(find_recipe(name)) or "").partition("\n")[0]
 
 
 _CATALOGUES: dict[str, Callable[[], list[tuple[str, str]]]] = {
-    "recipes": lambda: _first_lines(RECIPES),
+    "recipes": lambda: [(name, _recipe_line(name)) for name in RECIPES],
     "attention": lambda: [(name, variant.about) for name, variant in VARIANTS.items()],
     "data": lambda: [
         *((name, entry.summary) for name, entry in ENTRIES.items()),
@@ -38,10 +30,6 @@ _CATALOGUES: dict[str, Callable[[], list[tuple[str, str]]]] = {
         *((name, f"generated graphs with and without the motif {name}") for name in MOTIFS),
         *((name, f"one graph: {entry.summary}") for name, entry in NODE_SETS.items()),
     ],
-    "masks": lambda: [(name, recipe.about) for name, recipe in MASKS.items()],
+    "masks": lambda: [(name, entry.about) for name, entry in ON_GRAPHS.items()],
     "graphs": lambda: [(f"{name}:{each.example}", each.about) for name, each in BUILDERS.items()],
-    "studies": lambda: [
-        *((name, _study_line(make)) for name, make in STUDIES.items()),
-        *((name, ", ".join(parts)) for name, parts in GROUPS.items()),
-    ],
 }

@@ -93,7 +93,7 @@ def _test_walks() -> float:
 
 def _test_attention() -> float:
     mask, (q, k, v) = _inputs()
-    ways = [tm.masked_attention(q, k, v, mask, strategy=way) for way in ("pairs", "features", "dense")]
+    ways = [tm.masked_attention(q, k, v, mask, strategy=way) for way in ("pairs", "product", "dense")]
     return max(float((way - ways[2]).detach().abs().max()) for way in ways)
 
 

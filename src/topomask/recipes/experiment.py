@@ -7,13 +7,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, get_args
 
 from torch import nn
 
-from topomask.data import GraphSet, NodeSet
 from topomask.train import Epochs, Result, Task, TrainConfig, evaluate, find_checkpoint, load_weights, run
 from topomask.train.run_folder import has_checkpoint
+
+if TYPE_CHECKING:
+    from topomask.data import GraphSet, NodeSet
 
 ChooseBy = Literal["metric", "loss"]
 
@@ -30,6 +32,8 @@ class Experiment(ABC):
 
     # A split that is looked at once, with the weights that were best on what is held out.
     final_split: ClassVar[str | None] = None
+    # Whether there are files that a trained model can be asked about.
+    predicts_files: ClassVar[bool] = False
 
     recipe: str = field(metadata={"settable": False})
     train: TrainConfig = field(default_factory=TrainConfig)

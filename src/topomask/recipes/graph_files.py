@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 import topomask as tm
-from topomask.graph_input import Array
+from topomask.graph.input import Array
 
 # A graph, and coordinates of its nodes [N, 2 or 3] where the file has them.
 Read = tuple[tm.Graph, Array | None]

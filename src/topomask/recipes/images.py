@@ -2,11 +2,45 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Self
 
+from torch import Tensor
+
+from topomask.data import LabelledSet
 from topomask.models import VisionTransformerConfig
-from topomask.recipes.labelled import ImageExperiment, LabelledData
+from topomask.recipes.experiment import fill
+from topomask.recipes.labelled import LabelledData, LabelledExperiment, square
 from topomask.train import OptimConfig, TrainConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageExperiment(LabelledExperiment):
+    """A vision transformer and its pictures.
+
+    Args:
+        model: The model.
+    """
+
+    model: VisionTransformerConfig = field(default_factory=VisionTransformerConfig)
+
+    def _fit_model(self, found: LabelledSet) -> Self:
+        if found.num_frames is not None:
+            raise ValueError(f"`data.name` is {self.data.name!r}, which holds videos. Take a recipe for videos.")
+        channels, height, width = found.image_shape
+        shape = {"image_size": square(height, width), "in_channels": channels}
+        return replace(self, model=fill(self.model, **shape, num_classes=found.num_classes))
+
+    def read(self, path: Path) -> Tensor:
+        """A picture as the data set would have it."""
+        # Training reads no single files.
+        from topomask.data import read_image
+
+        size, channels = self.model.image_size, self.model.in_channels
+        assert size is not None, "fitted() comes first"
+        assert channels is not None
+        return read_image(path, size, channels)
 
 
 def digits() -> ImageExperiment:

@@ -8,11 +8,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
+
+from torch import Tensor
 
 from topomask.data import ENTRIES, Augment, Batches, LabelledSet, data_root, load
-from topomask.models import VideoTransformerConfig, VisionTransformerConfig
-from topomask.recipes.experiment import Experiment, fill
+from topomask.recipes.experiment import Experiment
+from topomask.support.near_names import check_options
 from topomask.train import Classification, Task
 
 
@@ -69,13 +71,8 @@ class LabelledData:
 
     def _check_options(self, options: Iterable[str]) -> None:
         known = ENTRIES[self.name].options() if self.name in ENTRIES else options
-        for name in options:
-            if name not in known:
-                fields = [field.name for field in dataclasses.fields(self) if field.name in known]
-                raise ValueError(
-                    f"`data.{name}` says nothing to the data set {self.name!r}, which takes {', '.join(fields)}. "
-                    "Leave it out."
-                )
+        fields = (field.name for field in dataclasses.fields(self) if field.name in known)
+        check_options(f"data set {self.name!r}", options, fields)
 
 
 # An experiment asks for its sets more than once, and a table has many experiments on the same.
@@ -109,6 +106,8 @@ class LabelledExperiment(Experiment):
         facts: What is known about the data; filled in when the run starts.
     """
 
+    predicts_files: ClassVar[bool] = True
+
     data: LabelledData
     label_smoothing: float = 0.0
     facts: Facts | None = field(default=None, metadata={"settable": False})
@@ -129,6 +128,10 @@ class LabelledExperiment(Experiment):
     @abstractmethod
     def _fit_model(self, found: LabelledSet) -> Self:
         """The same with what the data decides of the model."""
+
+    @abstractmethod
+    def read(self, path: Path) -> Tensor:
+        """A file as the data set would have it."""
 
     def augment(self) -> Augment:
         """What happens to training examples."""
@@ -155,45 +158,10 @@ class LabelledExperiment(Experiment):
         return Classification(self.label_smoothing)
 
 
-@dataclass(frozen=True, kw_only=True)
-class ImageExperiment(LabelledExperiment):
-    """A vision transformer and its pictures.
-
-    Args:
-        model: The model.
-    """
-
-    model: VisionTransformerConfig = field(default_factory=VisionTransformerConfig)
-
-    def _fit_model(self, found: LabelledSet) -> Self:
-        if found.num_frames is not None:
-            raise ValueError(f"`data.name` is {self.data.name!r}, which holds videos. Take a recipe for videos.")
-        channels, height, width = found.image_shape
-        shape = {"image_size": _square(height, width), "in_channels": channels}
-        return replace(self, model=fill(self.model, **shape, num_classes=found.num_classes))
-
-
-@dataclass(frozen=True, kw_only=True)
-class VideoExperiment(LabelledExperiment):
-    """A video transformer and its videos.
-
-    Args:
-        model: The model.
-    """
-
-    model: VideoTransformerConfig = field(default_factory=VideoTransformerConfig)
-
-    def _fit_model(self, found: LabelledSet) -> Self:
-        if found.num_frames is None:
-            raise ValueError(f"`data.name` is {self.data.name!r}, which holds pictures. Take a recipe for pictures.")
-        channels, height, width = found.image_shape
-        shape = {"num_frames": found.num_frames, "image_size": _square(height, width), "in_channels": channels}
-        return replace(self, model=fill(self.model, **shape, num_classes=found.num_classes))
-
-
 def _listed(classes: tuple[str, ...]) -> str:
     return f"{', '.join(classes[:5])}{', ...' if len(classes) > 5 else ''} ({len(classes)})"
 
 
-def _square(height: int, width: int) -> int | tuple[int, int]:
+def square(height: int, width: int) -> int | tuple[int, int]:
+    """The size of a picture as models take it: one number for a square."""
     return height if height == width else (height, width)

@@ -9,7 +9,7 @@ import scipy.sparse as sp
 from scipy.sparse.csgraph import connected_components, dijkstra
 
 from topomask.graph import Graph
-from topomask.graph_input import Array
+from topomask.graph.input import Array
 
 # Up to this many nodes of a component, distances of all pairs count; beyond, those to some pivots and along edges.
 _ALL_PAIRS = 500

@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from scipy.sparse.csgraph import connected_components
 
 import topomask as tm
-from topomask.graph_input import Array
+from topomask.graph.input import Array
 from topomask.recipes.layouts import layout
 from topomask.recipes.named_graphs import NamedGraph, load_graph
 from topomask.recipes.named_masks import build_mask
@@ -76,7 +76,7 @@ def draw_mask(
     """Draw a mask and say what it is.
 
     Args:
-        name: Name of the mask, see :data:`topomask.recipes.named_masks.MASKS`.
+        name: Name of the mask, see :data:`topomask.masks.registry.ON_GRAPHS`.
         graph: Name or file of the graph, see :func:`topomask.recipes.named_graphs.load_graph`.
         output: File of the picture, PNG, SVG or PDF, or of a report, HTML.
         nodes: Nodes whose rows are shown. Default: one in the middle.
@@ -94,8 +94,9 @@ def draw_mask(
     source = load_graph(graph, seed, directed)
     _check_choices(show, nodes, source.graph.num_nodes)
     mask = build_mask(name, source, settings or {}, seed)
-    if mask.num_queries != source.graph.num_nodes:
-        raise ValueError(f"The mask has {mask.num_queries} queries, but the graph {source.graph.num_nodes} nodes.")
+    num_queries = mask.on().num_queries
+    if num_queries != source.graph.num_nodes:
+        raise ValueError(f"The mask has {num_queries} queries, but the graph {source.graph.num_nodes} nodes.")
     if not 0 <= head < mask.num_heads:
         raise ValueError(f"`head` must lie in [0, num_heads={mask.num_heads}), but is {head}.")
     portrait = _sit(source, mask, f"{name} mask: {source.title}", list(nodes), head, seed)
@@ -246,9 +247,10 @@ def _facts(portrait: Portrait) -> list[tuple[str, str]]:
     graph, mask, dense = portrait.source.graph, portrait.mask, portrait.dense
     size = graph.num_nodes
     components = connected_components(graph.to_scipy(), directed=False)[0]
-    ones = torch.ones(mask.num_heads, mask.num_keys, 1, dtype=torch.float64)
     with torch.no_grad():
-        sums = mask.matmul(ones)[portrait.head, :, 0].numpy()
+        operator = mask.on()
+        cost = operator.cost()
+        sums = (operator @ torch.ones(mask.num_heads, size, 1, dtype=torch.float64))[portrait.head, :, 0].numpy()
     facts = [
         ("mask", f"{type(mask).__name__}, {mask.num_heads} head{'s' if mask.num_heads > 1 else ''}"),
         ("learnable numbers", f"{sum(p.numel() for p in mask.parameters() if p.requires_grad):,}"),
@@ -265,10 +267,10 @@ def _facts(portrait: Portrait) -> list[tuple[str, str]]:
         eigenvalues = cast("Array", portrait.eigenvalues)
         name = "eigenvalues" if _is_symmetric(dense) else "eigenvalues of the symmetric part"
         facts.append((name, f"{eigenvalues[0]:.4g} to {eigenvalues[-1]:.4g}"))
-    elif mask.num_pairs_estimate is not None:
-        pairs = mask.num_pairs_estimate / mask.num_heads
+    elif cost.pairs is not None:
+        pairs = cost.pairs / mask.num_heads
         facts.append(("nonzero entries", f"about {pairs:,.0f} of {size**2:,} ({pairs / size**2:.2%})"))
-    facts.append(("multiply-adds of a product", f"{mask.product_cost:,} per column"))
+    facts.append(("multiply-adds of a product", f"{cost.product:,} per column"))
     for kernel in ("linear", "softmax"):
         try:
             plan = str(tm.plan_attention(mask, _WIDTH, _WIDTH, kernel=kernel))

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 import topomask as tm
-from topomask.graph_input import Array
+from topomask.graph.input import Array
 from topomask.recipes import graph_files
 
 # Nodes of a graph that can be drawn.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TypeVar
 
-from topomask.near_names import did_you_mean
+from topomask.support.near_names import did_you_mean
 
 _Named = TypeVar("_Named")
 

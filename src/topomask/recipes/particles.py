@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Self
+from typing import ClassVar, Self
 
 from topomask.data import Batches, ParticleSet
 from topomask.models import InterlacerConfig
@@ -41,6 +41,8 @@ class ParticleExperiment(Experiment):
         data: The bodies.
         model: The model.
     """
+
+    predicts_files: ClassVar[bool] = True
 
     data: ParticleData = field(default_factory=ParticleData)
     model: InterlacerConfig = field(default_factory=InterlacerConfig)

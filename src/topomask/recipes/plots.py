@@ -14,10 +14,10 @@ from matplotlib.colors import FuncNorm, Normalize, PowerNorm
 from matplotlib.figure import Figure
 from scipy.spatial import cKDTree
 
-from topomask.files import write_atomically
 from topomask.graph import Graph
-from topomask.graph_input import Array
+from topomask.graph.input import Array
 from topomask.masks import Mask
+from topomask.support.files import write_atomically
 
 # Light is nothing, so that what counts stands out on white; the other has white at zero.
 SEQUENTIAL = "YlOrRd"
@@ -29,13 +29,9 @@ _MANY = 3000
 
 
 def mask_rows(mask: Mask, nodes: list[int], head: int = 0) -> Array:
-    """Rows of a mask, [len(nodes), N], by a product with unit vectors."""
-    kind = next((x for x in mask._state() if x.is_floating_point()), torch.empty(0))
-    dtype = torch.promote_types(kind.dtype, torch.float32)
-    units = torch.zeros(mask.num_heads, mask.num_queries, len(nodes), dtype=dtype, device=kind.device)
-    units[:, nodes, range(len(nodes))] = 1.0
+    """Rows of a mask, [len(nodes), N]."""
     with torch.no_grad():
-        return mask.rmatmul(units)[head].T.cpu().numpy()
+        return mask.on().submatrix(torch.tensor(nodes), None)[head].cpu().numpy()
 
 
 def shades(values: Array) -> ScalarMappable:

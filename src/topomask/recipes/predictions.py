@@ -13,13 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from topomask.data import read_image, read_video
-from topomask.files import write_atomically
-from topomask.models import Interlacer
-from topomask.recipes.experiment import Experiment
-from topomask.recipes.labelled import ImageExperiment, LabelledExperiment, VideoExperiment
-from topomask.recipes.particles import ParticleExperiment
+from topomask.recipes.labelled import LabelledExperiment
 from topomask.recipes.registry import TrainedRun
+from topomask.support.files import write_atomically
 
 
 @dataclass(frozen=True)
@@ -33,11 +29,6 @@ class Prediction:
 
     text: str
     facts: dict[str, Any]
-
-
-def predicts_files(experiment: Experiment) -> bool:
-    """Whether there are files that a model of this experiment can be asked about."""
-    return isinstance(experiment, LabelledExperiment | ParticleExperiment)
 
 
 def predict(
@@ -55,7 +46,7 @@ def predict(
     if top < 1 or num_steps < 1:
         raise ValueError(f"`top` and `steps` must be at least 1, but are {top} and {num_steps}.")
     experiment = run.experiment
-    if not predicts_files(experiment):
+    if not experiment.predicts_files:
         raise ValueError(
             f"`topomask predict` reads pictures, videos and particles, but the model of this run, of recipe "
             f"{experiment.recipe!r}, takes graphs. Load it with topomask.recipes.registry.load_run, and call its model."
@@ -75,7 +66,7 @@ def predict(
 
 def _classify(run: TrainedRun, experiment: LabelledExperiment, path: Path, top: int) -> Prediction:
     assert experiment.facts is not None
-    inputs = experiment.augment().without_draws()(_read(experiment, path)[None])
+    inputs = experiment.augment().without_draws()(experiment.read(path)[None])
     with torch.no_grad():
         chances = run.model(inputs)[0].softmax(dim=-1)
     best = chances.topk(min(top, len(chances)))
@@ -86,21 +77,9 @@ def _classify(run: TrainedRun, experiment: LabelledExperiment, path: Path, top: 
     return Prediction(text, {"file": str(path), "classes": [{"name": name, "probability": p} for name, p in classes]})
 
 
-def _read(experiment: LabelledExperiment, path: Path) -> Tensor:
-    """A picture or video as the data set would have it."""
-    assert isinstance(experiment, ImageExperiment | VideoExperiment)
-    size, channels = experiment.model.image_size, experiment.model.in_channels
-    assert size is not None
-    assert channels is not None
-    if isinstance(experiment, ImageExperiment):
-        return read_image(path, size, channels)
-    assert experiment.model.num_frames is not None
-    return read_video(path, experiment.model.num_frames, size, channels)
-
-
 def _follow(run: TrainedRun, path: Path, num_steps: int, target: Path) -> Prediction:
-    model = run.model
-    assert isinstance(model, Interlacer)
+    # An Interlacer; its module need not be imported to classify pictures.
+    model: Any = run.model
     positions, features = _read_particles(path)
     try:
         with torch.no_grad():

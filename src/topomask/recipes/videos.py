@@ -2,11 +2,46 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Self
 
+from torch import Tensor
+
+from topomask.data import LabelledSet
 from topomask.models import VideoTransformerConfig
-from topomask.recipes.labelled import LabelledData, VideoExperiment
+from topomask.recipes.experiment import fill
+from topomask.recipes.labelled import LabelledData, LabelledExperiment, square
 from topomask.train import OptimConfig, TrainConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class VideoExperiment(LabelledExperiment):
+    """A video transformer and its videos.
+
+    Args:
+        model: The model.
+    """
+
+    model: VideoTransformerConfig = field(default_factory=VideoTransformerConfig)
+
+    def _fit_model(self, found: LabelledSet) -> Self:
+        if found.num_frames is None:
+            raise ValueError(f"`data.name` is {self.data.name!r}, which holds pictures. Take a recipe for pictures.")
+        channels, height, width = found.image_shape
+        shape = {"num_frames": found.num_frames, "image_size": square(height, width), "in_channels": channels}
+        return replace(self, model=fill(self.model, **shape, num_classes=found.num_classes))
+
+    def read(self, path: Path) -> Tensor:
+        """A video as the data set would have it."""
+        # Training reads no single files.
+        from topomask.data import read_video
+
+        num_frames, size, channels = self.model.num_frames, self.model.image_size, self.model.in_channels
+        assert num_frames is not None, "fitted() comes first"
+        assert size is not None
+        assert channels is not None
+        return read_video(path, num_frames, size, channels)
 
 
 def moving_digits() -> VideoExperiment:

@@ -3,13 +3,13 @@
 Names are imported when they are first used, so that configs can be read without waiting for torch.
 """
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from topomask.train.config import OptimConfig, TrainConfig
+from topomask.support.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from topomask.train.checkpoint import Checkpoint, CheckpointError, load_weights, read_checkpoint, save_checkpoint
+    from topomask.train.config import OptimConfig, TrainConfig
     from topomask.train.epochs import Epochs
     from topomask.train.evaluation import evaluate
     from topomask.train.faults import NonFiniteError
@@ -57,31 +57,24 @@ __all__ = [
     "seed_everything",
 ]
 
-_HOMES = {
-    "checkpoint": ("Checkpoint", "CheckpointError", "load_weights", "read_checkpoint", "save_checkpoint"),
-    "epochs": ("Epochs",),
-    "evaluation": ("evaluate",),
-    "faults": ("NonFiniteError",),
-    "folder_lock": ("FolderInUse",),
-    "graph_tasks": ("GraphClassification", "NodeClassification", "roc_auc"),
-    "journal": ("read_metrics",),
-    "loop": ("run",),
-    "optim": ("build_optimizer", "learning_rate"),
-    "plots": ("plot_metric", "plot_modulations", "plot_run"),
-    "processes": ("join_processes",),
-    "random_state": ("seed_everything",),
-    "run_folder": ("find_checkpoint",),
-    "running": ("Result",),
-    "tasks": ("Classification", "ParticleMotion", "Regression", "Task"),
-}
-_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME_OF:
-        raise AttributeError(f"module 'topomask.train' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"topomask.train.{_HOME_OF[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "checkpoint": ("Checkpoint", "CheckpointError", "load_weights", "read_checkpoint", "save_checkpoint"),
+        "config": ("OptimConfig", "TrainConfig"),
+        "epochs": ("Epochs",),
+        "evaluation": ("evaluate",),
+        "faults": ("NonFiniteError",),
+        "folder_lock": ("FolderInUse",),
+        "graph_tasks": ("GraphClassification", "NodeClassification", "roc_auc"),
+        "journal": ("read_metrics",),
+        "loop": ("run",),
+        "optim": ("build_optimizer", "learning_rate"),
+        "plots": ("plot_metric", "plot_modulations", "plot_run"),
+        "processes": ("join_processes",),
+        "random_state": ("seed_everything",),
+        "run_folder": ("find_checkpoint",),
+        "running": ("Result",),
+        "tasks": ("Classification", "ParticleMotion", "Regression", "Task"),
+    },
+)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from topomask.files import write_atomically
+from topomask.support.files import write_atomically
 
 try:
     import safetensors

@@ -16,7 +16,7 @@ from topomask.train.tasks import Classification, Task, accuracy, in_full
 class GraphClassification(Classification):
     """Cross entropy of batches of graphs (:class:`topomask.data.GraphBatch`), and accuracy.
 
-    A model is called with the features of all nodes, the batch as one graph, and its parts.
+    A model is called with the features of all nodes, and the batch as one graph.
 
     Args:
         label_smoothing: Probability spread over all classes, while the model trains.
@@ -24,7 +24,7 @@ class GraphClassification(Classification):
 
     def loss(self, model: nn.Module, batch: GraphBatch) -> tuple[Tensor, dict[str, Tensor]]:
         """Cross entropy and accuracy."""
-        logits = in_full(model(batch.x, batch.graph, batch.parts))  # [G, classes]
+        logits = in_full(model(batch.x, batch.graph))  # [G, classes]
         _check_rows(logits, len(batch.labels), "graph", "Take a model with readout='mean', 'sum' or 'attention'.")
         return self.judge(logits, batch.labels, model.training)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from topomask.config import to_dict
+from topomask.support.config import to_dict
 from topomask.train.config import TrainConfig
 from topomask.train.epochs import Epochs, batches_of
 from topomask.train.faults import NonFiniteError

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from topomask.files import write_atomically
-from topomask.modulation import Modulation
+from topomask.support.files import write_atomically
 from topomask.train.journal import read_metrics
+from topomask.walks.modulation import Modulation
 
-try:
+if TYPE_CHECKING:
     from matplotlib.figure import Figure
-    from matplotlib.ticker import MaxNLocator
-except ModuleNotFoundError:  # pragma: no cover
-    raise ModuleNotFoundError(
-        "Plots need matplotlib. Install it with: pip install 'topomask[plot]'", name="matplotlib"
-    ) from None
 
 # What a line has besides metrics that are worth a picture.
 _NOT_PLOTTED = {"event", "step", "epoch", "time", "lr", "grad_norm"}
@@ -48,7 +43,7 @@ def plot_run(folder: Path | str, model: nn.Module | None = None) -> list[Path]:
 
 def plot_metric(lines: list[dict[str, Any]], name: str, path: Path) -> None:
     """Draw a metric over the epochs, in training and in evaluation."""
-    figure = Figure(figsize=(6, 3.8), layout="constrained")
+    figure = _new_figure(6, 3.8)
     axes = figure.subplots()
     for event, label, style in (("train", "training", "-"), ("eval", "evaluation", "o-")):
         points = [
@@ -76,7 +71,7 @@ def plot_modulations(model: nn.Module, path: Path) -> None:
         raise ValueError("`model` has no mask with a learnt modulation, so there is nothing to draw.")
     columns = min(len(modulations), _PANELS_PER_ROW)
     rows = -(-len(modulations) // columns)
-    figure = Figure(figsize=(1.2 + 2.8 * columns, 0.6 + 2.6 * rows), layout="constrained")
+    figure = _new_figure(1.2 + 2.8 * columns, 0.6 + 2.6 * rows)
     grid = figure.subplots(rows, columns, squeeze=False, sharey=True)
     for axes in grid.flat[len(modulations) :]:
         axes.set_axis_off()
@@ -86,13 +81,23 @@ def plot_modulations(model: nn.Module, path: Path) -> None:
         axes.axhline(0, color="0.6", linewidth=0.8, zorder=0)
         axes.set_title(name, fontsize=9)
         axes.set_xlabel("length of walk k")
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.locator_params(axis="x", integer=True)
         axes.grid(alpha=0.3)
     for axes in grid[:, 0]:
         axes.set_ylabel("$f_k$")
     if max(modulation.num_heads for modulation in modulations.values()) > 1:
         grid[0, 0].legend(frameon=False, fontsize=7)
     _save(figure, path)
+
+
+def _new_figure(width: float, height: float) -> Figure:
+    # Imported where something is drawn, since that takes half a second.
+    try:
+        from matplotlib.figure import Figure
+    except ModuleNotFoundError:
+        message = "Plots need matplotlib. Install it with: pip install 'topomask[plot]'"
+        raise ModuleNotFoundError(message, name="matplotlib") from None
+    return Figure(figsize=(width, height), layout="constrained")
 
 
 def _save(figure: Figure, path: Path) -> None:

@@ -15,8 +15,8 @@ import torch
 from torch import nn
 
 import topomask
-from topomask import costs
-from topomask.files import write_atomically
+from topomask.attention import costs
+from topomask.support.files import write_atomically
 from topomask.train.checkpoint import Checkpoint, CheckpointError, read_checkpoint, save_checkpoint
 from topomask.train.config import FREE_FIELDS
 from topomask.train.folder_lock import FolderLock

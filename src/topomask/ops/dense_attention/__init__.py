@@ -2,70 +2,41 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Collection
 
-import torch
 from torch import Tensor
 
-from topomask.ops.backend import in_float32
 from topomask.ops.dense_attention import chunks
+from topomask.ops.dense_attention.chunks import Attention
 from topomask.ops.quotient import quotient_backward
+from topomask.ops.registration import Op
 
 
-@torch.library.custom_op("topomask::dense_attention", mutates_args=())
-def _dense_attention(
-    q: Tensor, k: Tensor, v: Tensor, weights: Tensor, sizes: Tensor, normalize: bool
-) -> tuple[Tensor, Tensor]:
-    return chunks.attend(q, k, v, weights, sizes if len(sizes) else None, normalize)
-
-
-@_dense_attention.register_fake
-def _(q: Tensor, k: Tensor, v: Tensor, weights: Tensor, sizes: Tensor, normalize: bool) -> tuple[Tensor, Tensor]:
+def _fake(attention: Attention) -> tuple[Tensor, Tensor]:
+    q, v = attention.q, attention.v
     return q.new_empty(*q.shape[:-1], v.shape[-1]), q.new_empty(*q.shape[:-1], 1)
 
 
-@torch.library.custom_op("topomask::dense_attention_backward", mutates_args=())
-def _dense_attention_backward(
-    grad: Tensor,
-    out: Tensor,
-    denominator: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    weights: Tensor,
-    sizes: Tensor,
-    normalize: bool,
-    learn: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    share, fall = quotient_backward(grad, out, denominator) if normalize else (grad, None)
-    return chunks.attend_backward(share, fall, q, k, v, weights, sizes, learn)
+def _backward(
+    attention: Attention, outputs: tuple[Tensor, ...], grad: Tensor, wanted: Collection[str]
+) -> dict[str, Tensor]:
+    out, denominator = outputs
+    share, fall = quotient_backward(grad, out, denominator) if attention.normalize else (grad, None)
+    return chunks.attend_backward(attention, share, fall, wanted)
 
 
-@_dense_attention_backward.register_fake
-def _(*args: Any) -> tuple[Tensor, ...]:
-    return tuple(torch.empty_like(x, memory_format=torch.contiguous_format) for x in args[3:8])
-
-
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    ctx.save_for_backward(*output, *inputs[:5])
-    ctx.normalize = inputs[5]
-    ctx.set_materialize_grads(False)
-
-
-def _backward(ctx: Any, grad: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
-    """The denominator is returned for this function alone: nothing flows back through it."""
-    if grad is None:
-        return (None,) * 6
-    learn = bool(ctx.needs_input_grad[3] or ctx.needs_input_grad[4])
-    return *_dense_attention_backward(grad, *ctx.saved_tensors, ctx.normalize, learn), None
-
-
-_dense_attention.register_autograd(_backward, setup_context=_save)
-in_float32(_dense_attention)
+_dense_attention = Op(
+    "dense_attention",
+    Attention,
+    chunks.attend,
+    _fake,
+    gradients=("q", "k", "v", "weights", "magnitudes"),
+    backward_kernel=_backward,
+)
 
 
 def dense_attention(
-    q: Tensor, k: Tensor, v: Tensor, weights: Tensor, sizes: Tensor | None = None, *, normalize: bool = True
+    q: Tensor, k: Tensor, v: Tensor, weights: Tensor, magnitudes: Tensor | None = None, *, normalize: bool = True
 ) -> Tensor:
     r"""Linear attention :math:`\sum_j M_{ij}\,q_i^\top k_j\,v_j \big/ \sum_j |M|_{ij}\,q_i^\top k_j`.
 
@@ -74,11 +45,10 @@ def dense_attention(
         k: Features of keys, [B, H, N_k, M].
         v: Values, [B, H, N_k, D].
         weights: The mask M, [H, N_q, N_k] or [1, N_q, N_k].
-        sizes: What the normaliser takes instead of it, same shape. Default: the mask.
+        magnitudes: What the normaliser takes instead of it, same shape. Default: the mask.
         normalize: Whether to divide by the normaliser; 0 where it is 0.
 
     Returns:
         [B, H, N_q, D].
     """
-    none = weights.new_empty(0, 0, 0)
-    return _dense_attention(q, k, v, weights, none if sizes is None else sizes, normalize)[0]
+    return _dense_attention(Attention(q, k, v, weights, magnitudes, normalize))

@@ -6,7 +6,8 @@ a few inputs stay in the cache, and computing them again costs less than keeping
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,19 +16,29 @@ from torch import Tensor
 _SCORES_PER_CHUNK = 1 << 20
 
 
-def attend(
-    q: Tensor, k: Tensor, v: Tensor, weights: Tensor, sizes: Tensor | None, normalize: bool
-) -> tuple[Tensor, Tensor]:
+class Attention(NamedTuple):
+    """What dense attention takes."""
+
+    q: Tensor  # [B, H, N_q, M]
+    k: Tensor  # [B, H, N_k, M]
+    v: Tensor  # [B, H, N_k, D]
+    weights: Tensor  # [H, N_q, N_k] or [1, N_q, N_k]
+    magnitudes: Tensor | None  # what the normaliser takes instead of weights
+    normalize: bool
+
+
+def attend(attention: Attention) -> tuple[Tensor, Tensor]:
     """The result [B, H, N_q, D], and its normaliser [B, H, N_q, 1], infinite where there is nothing."""
-    q, k, v = (x.contiguous() for x in (q, k, v))
+    _, _, _, weights, magnitudes, normalize = attention
+    q, k, v = (x.contiguous() for x in attention[:3])
     out = q.new_empty(*q.shape[:-1], v.shape[-1])
     denominator = q.new_ones(*q.shape[:-1], 1)
-    for part, scores, other in _chunks(q, k, buffers=1 if sizes is None else 2):
+    for part, scores, other in _chunks(q, k, buffers=1 if magnitudes is None else 2):
         _product(q[part], k[part].mT, scores)
-        if normalize and sizes is not None:
-            denominator[part] = torch.mul(scores, sizes, out=other).sum(-1, keepdim=True)
+        if normalize and magnitudes is not None:
+            denominator[part] = torch.mul(scores, magnitudes, out=other).sum(-1, keepdim=True)
         scores.mul_(weights)
-        if normalize and sizes is None:
+        if normalize and magnitudes is None:
             denominator[part] = scores.sum(-1, keepdim=True)
         _product(scores, v[part], out[part])
     if normalize:
@@ -37,35 +48,42 @@ def attend(
 
 
 def attend_backward(
-    share: Tensor, fall: Tensor | None, q: Tensor, k: Tensor, v: Tensor, weights: Tensor, sizes: Tensor, learn: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Gradients in q, k, v, weights and sizes, given those in the numerator and in the normaliser.
+    attention: Attention, grad: Tensor, fall: Tensor | None, wanted: Collection[str]
+) -> dict[str, Tensor]:
+    """Gradients by name.
 
-    Those in weights and sizes, of which there may be none, are 0 unless ``learn``.
+    Args:
+        attention: What was attended to.
+        grad: Gradient in the numerator, [B, H, N_q, D].
+        fall: Gradient in the normaliser, [B, H, N_q, 1], where there is one.
+        wanted: Which gradients are asked for; those of weights and magnitudes are not computed in vain.
     """
-    share, q, k, v = (x.contiguous() for x in (share, q, k, v))
-    grad_q, grad_k, grad_v = (torch.empty_like(x) for x in (q, k, v))
-    grad_weights, grad_sizes = (x.new_zeros(q.shape[1] if len(x) else 0, *x.shape[1:]) for x in (weights, sizes))
+    weights, magnitudes = attention.weights, attention.magnitudes
+    grad, q, k, v = (x.contiguous() for x in (grad, *attention[:3]))
+    grads = {name: torch.empty_like(x) for name, x in (("q", q), ("k", k), ("v", v))}
+    heads = (q.shape[1], *weights.shape[1:])
+    grads |= {name: weights.new_zeros(heads) for name in ("weights", "magnitudes") if name in wanted}
     for part, scores, slopes in _chunks(q, k, buffers=2):
         _product(q[part], k[part].mT, scores)
-        _product(share[part], v[part].mT, slopes)
-        if fall is not None and not len(sizes):
+        _product(grad[part], v[part].mT, slopes)
+        if fall is not None and magnitudes is None:
             slopes.add_(fall[part])
-        if learn:
-            _accumulate(grad_weights, slopes, scores)
+        if "weights" in wanted:
+            _accumulate(grads["weights"], slopes, scores)
         slopes.mul_(weights)
-        if fall is not None and len(sizes):
-            slopes.addcmul_(fall[part], sizes)
-            if learn:
-                _accumulate(grad_sizes, fall[part], scores)
+        if fall is not None and magnitudes is not None:
+            slopes.addcmul_(fall[part], magnitudes)
+            if "magnitudes" in wanted:
+                _accumulate(grads["magnitudes"], fall[part], scores)
         scores.mul_(weights)
-        _product(slopes, k[part], grad_q[part])
-        _product(slopes.mT, q[part], grad_k[part])
-        _product(scores.mT, share[part], grad_v[part])
+        _product(slopes, k[part], grads["q"][part])
+        _product(slopes.mT, q[part], grads["k"][part])
+        _product(scores.mT, grad[part], grads["v"][part])
     if len(weights) != q.shape[1]:
         # One mask serves all heads.
-        grad_weights, grad_sizes = (x.sum(0, keepdim=True) if len(x) else x for x in (grad_weights, grad_sizes))
-    return grad_q, grad_k, grad_v, grad_weights, grad_sizes
+        for name in {"weights", "magnitudes"} & set(wanted):
+            grads[name] = grads[name].sum(0, keepdim=True)
+    return grads
 
 
 def _chunks(q: Tensor, k: Tensor, buffers: int) -> Iterator[tuple[slice, Tensor, Tensor]]:

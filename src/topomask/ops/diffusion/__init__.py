@@ -3,29 +3,22 @@
 from __future__ import annotations
 
 import math
-from types import ModuleType
-from typing import Any
+from collections.abc import Collection
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from topomask.ops.backend import compiled, in_float32
+from topomask.ops.backend import implementation
 from topomask.ops.diffusion import reference, series
 from topomask.ops.diffusion.spectrum import bound_spectral_radius
+from topomask.ops.registration import Op
 from topomask.ops.sparse_product import Pattern, spmm
 
 __all__ = ["bound_spectral_radius", "count_terms", "diffuse"]
 
 # The largest exponential that is computed: float32 ends at exp(88.7), and sums need room.
 MAX_EXPONENT = 80.0
-
-
-def _backend(tensor: Tensor) -> ModuleType:
-    if not compiled(tensor):
-        return reference
-    from topomask.ops.diffusion import numba
-
-    return numba
 
 
 def count_terms(time: float, radius: float, tolerance: float) -> int:
@@ -52,70 +45,53 @@ def _check_time(time: float, head: int, radius: float, growth: float, tolerance:
         )
 
 
-@torch.library.custom_op("topomask::diffuse", mutates_args=())
-def _diffuse(
-    row_ptr: Tensor,
-    columns: Tensor,
-    column_ptr: Tensor,
-    rows: Tensor,
-    order: Tensor,
-    values: Tensor,
-    times: Tensor,
-    x: Tensor,
-    radius: float,
-    growth: float,
-    tolerance: float,
-) -> Tensor:
-    backend, out = _backend(x), []
+class _Diffusion(NamedTuple):
+    pattern: Pattern
+    values: Tensor  # [P]
+    times: Tensor  # [H]
+    x: Tensor  # [H, N, C]
+    radius: float
+    growth: float
+    tolerance: float
+
+
+def _forward(diffusion: _Diffusion) -> Tensor:
+    pattern, values, times, x, radius, growth, tolerance = diffusion
+    backend, out = implementation(reference, x), []
     # The number of terms follows the value of the times, which is known here even inside a compiled graph.
     for head, time in enumerate(times.tolist()):
         _check_time(time, head, radius, growth, tolerance)
         terms = series.coefficients(time * radius, count_terms(time, radius, tolerance))
-        out.append(backend.expand(row_ptr, columns, values, terms.tolist(), x[head].contiguous()))
+        out.append(backend.expand(pattern.row_ptr, pattern.columns, values, terms.tolist(), x[head].contiguous()))
     return out[0][None] if len(out) == 1 else torch.stack(out)
 
 
-@_diffuse.register_fake
-def _(
-    row_ptr: Tensor,
-    columns: Tensor,
-    column_ptr: Tensor,
-    rows: Tensor,
-    order: Tensor,
-    values: Tensor,
-    times: Tensor,
-    x: Tensor,
-    radius: float,
-    growth: float,
-    tolerance: float,
-) -> Tensor:
-    return x.new_empty(x.shape)
-
-
-def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    # The output stands for the input: the derivative in time is -T times it.
-    ctx.save_for_backward(*inputs[:7], output)
-    ctx.numbers = inputs[8:]
-
-
-def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    *pattern, values, times, y = ctx.saved_tensors
-    radius = ctx.numbers[0]
-    if ctx.needs_input_grad[5]:
-        raise ValueError("A diffusion has no gradient in the entries of its operator. Detach them.")
-    grad_times = grad_x = None
-    if ctx.needs_input_grad[6]:
+def _backward(
+    diffusion: _Diffusion, outputs: tuple[Tensor, ...], grad: Tensor, wanted: Collection[str]
+) -> dict[str, Tensor]:
+    """The output stands for the input: the derivative in time is -T times it."""
+    (y,), grads = outputs, {}
+    if "times" in wanted:
         num_heads, num_nodes, width = y.shape
         joined = y.transpose(0, 1).reshape(num_nodes, num_heads * width)
-        product = spmm(Pattern(*pattern), values, joined).reshape(num_nodes, num_heads, width).transpose(0, 1)
-        grad_times = -(grad * (y + product)).sum(dim=(1, 2)).to(times.dtype) * radius
-    if ctx.needs_input_grad[7]:
-        grad_x = _diffuse(*pattern, values, times, grad, *ctx.numbers)
-    return None, None, None, None, None, None, grad_times, grad_x, None, None, None
+        product = spmm(diffusion.pattern, diffusion.values, joined)
+        product = product.reshape(num_nodes, num_heads, width).transpose(0, 1)
+        slope = -(grad * (y + product)).sum(dim=(1, 2)) * diffusion.radius
+        grads["times"] = slope.to(diffusion.times.dtype)
+    if "x" in wanted:
+        grads["x"] = _diffuse(diffusion._replace(x=grad))
+    return grads
 
 
-_diffuse.register_autograd(_backward, setup_context=_save)
-in_float32(_diffuse)
+_diffuse = Op(
+    "diffuse",
+    _Diffusion,
+    _forward,
+    lambda diffusion: diffusion.x.new_empty(diffusion.x.shape),
+    gradients=("times", "x"),
+    backward=_backward,
+    shapes_only=("x",),
+)
 
 
 def diffuse(
@@ -132,4 +108,4 @@ def diffuse(
         growth: A ValueError is raised where this times a time is too large an exponent for what is made of the result.
         tolerance: Error of the truncated series at most, relative to :math:`\lVert x \rVert_2`.
     """
-    return _diffuse(*pattern, values, times, x, radius, growth, tolerance)
+    return _diffuse(_Diffusion(pattern, values, times, x, radius, growth, tolerance))

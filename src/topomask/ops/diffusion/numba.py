@@ -83,7 +83,7 @@ def expand(row_ptr: Tensor, columns: Tensor, values: Tensor, coefficients: list[
     threads = torch.get_num_threads()
     if x.shape[1] < _MIN_WIDTH * threads:
         # Too few columns to share: threads share the rows of every product instead.
-        return recur(lambda t: sparse_product.spmm(row_ptr, columns, values, t), coefficients, x)
+        return recur(lambda t: sparse_product.spmm(row_ptr, columns, values[None], t[None])[0], coefficients, x)
     out = x.new_empty(x.shape)
     blocks = -(-x.shape[1] // (_WIDTH * threads)) * threads
     starts = np.linspace(0, x.shape[1], blocks + 1).astype(np.int64)

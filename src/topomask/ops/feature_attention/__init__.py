@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Collection
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from topomask.ops.backend import compiled, in_float32
+from topomask.ops.backend import compiled
 from topomask.ops.feature_attention import reference
-from topomask.ops.feature_attention.reference import Features
+from topomask.ops.feature_attention.reference import Attention, Packed, PackedAttention
+from topomask.ops.pair_attention import check_heads
+from topomask.ops.pair_values import join_factors
+from topomask.ops.registration import Op
 from topomask.ops.sparse_product import Pattern
-
-_PATTERN = 5
-_NUM_FEATURES = 4
 
 
 def fits(*tensors: Tensor) -> bool:
@@ -21,106 +22,65 @@ def fits(*tensors: Tensor) -> bool:
     return compiled(*tensors) and all(tensor.dtype == torch.float32 for tensor in tensors)
 
 
-@torch.library.custom_op("topomask::feature_attention", mutates_args=())
-def _feature_attention(
-    row_ptr: Tensor,
-    columns: Tensor,
-    column_ptr: Tensor,
-    rows: Tensor,
-    num_keys: int,
-    query: Tensor,
-    query_sizes: Tensor,
-    key: Tensor,
-    key_sizes: Tensor,
-    weights: Tensor,
-    sizes: Tensor,
-    order: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    is_key: Tensor,
-    softmax: bool,
-    normalize: bool,
-) -> tuple[Tensor, Tensor]:
-    features = Features(row_ptr, columns, column_ptr, rows, num_keys, query, query_sizes, key, key_sizes)
-    if not len(weights) and not fits(query, q, k, v):
-        return reference.feature_attention(features, q, k, v, is_key, softmax, normalize)
+def _forward(attention: Attention) -> tuple[Tensor, Tensor]:
+    if not fits(attention.query_values, attention.q, attention.k, attention.v):
+        return reference.feature_attention(attention)
     from topomask.ops.feature_attention import numba
 
-    return numba.feature_attention(features, numba.Packed(weights, sizes, order), q, k, v, is_key, softmax, normalize)
+    return numba.feature_attention(attention)
 
 
-@_feature_attention.register_fake
-def _(*args: Any) -> tuple[Tensor, Tensor]:
-    q, v = args[12], args[14]
-    return q.new_empty(q.shape[0], q.shape[1], v.shape[2]), q.new_empty(q.shape[0], q.shape[1])
+def _fake(attention: Attention | PackedAttention) -> tuple[Tensor, Tensor]:
+    q, v = attention.q, attention.v
+    return q.new_empty(*q.shape[:2], v.shape[2]), q.new_empty(q.shape[:2])
 
 
-@torch.library.custom_op("topomask::feature_attention_backward", mutates_args=())
-def _feature_attention_backward(
-    grad: Tensor,
-    out: Tensor,
-    denominator: Tensor,
-    row_ptr: Tensor,
-    columns: Tensor,
-    column_ptr: Tensor,
-    rows: Tensor,
-    num_keys: int,
-    query: Tensor,
-    query_sizes: Tensor,
-    key: Tensor,
-    key_sizes: Tensor,
-    weights: Tensor,
-    sizes: Tensor,
-    order: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    is_key: Tensor,
-    softmax: bool,
-    normalize: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    features = Features(row_ptr, columns, column_ptr, rows, num_keys, query, query_sizes, key, key_sizes)
-    if not len(weights) and not fits(grad, query, q, k, v):
-        return reference.feature_attention_backward(features, q, k, v, is_key, softmax, normalize, grad)
+def _backward(
+    attention: Attention, outputs: tuple[Tensor, ...], grad: Tensor, wanted: Collection[str]
+) -> dict[str, Tensor]:
+    if not fits(grad, attention.query_values, attention.q, attention.k, attention.v):
+        return reference.feature_attention_backward(attention, outputs, grad, wanted)
     from topomask.ops.feature_attention import numba
 
-    packed, outputs = numba.Packed(weights, sizes, order), (grad, out, denominator)
-    return numba.feature_attention_backward(features, packed, q, k, v, is_key, softmax, normalize, *outputs)
+    return numba.feature_attention_backward(attention, outputs, grad, wanted)
 
 
-@_feature_attention_backward.register_fake
-def _(*args: Any) -> tuple[Tensor, ...]:
-    return tuple(torch.empty_like(x, memory_format=torch.contiguous_format) for x in (*args[8:12], *args[15:18]))
+def _forward_packed(attention: PackedAttention) -> tuple[Tensor, Tensor]:
+    from topomask.ops.feature_attention import numba
+
+    return numba.packed_attention(attention)
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    ctx.num_keys, ctx.flags = inputs[4], inputs[-2:]
-    ctx.save_for_backward(*output, *inputs[:4], *inputs[5:-2])
-    ctx.set_materialize_grads(False)
+def _backward_packed(
+    attention: PackedAttention, outputs: tuple[Tensor, ...], grad: Tensor, wanted: Collection[str]
+) -> dict[str, Tensor]:
+    from topomask.ops.feature_attention import numba
+
+    return numba.packed_attention_backward(attention, outputs, grad, wanted)
 
 
-def _backward(ctx: Any, grad: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
-    """The denominator is returned for this function alone: nothing flows back through it."""
-    if grad is None:
-        return (None,) * 18
-    saved = ctx.saved_tensors
-    grads = _feature_attention_backward(grad, *saved[:6], ctx.num_keys, *saved[6:], *ctx.flags)
-    return (None,) * _PATTERN + tuple(grads[:_NUM_FEATURES]) + (None,) * 3 + tuple(grads[_NUM_FEATURES:]) + (None,) * 3
-
-
-_feature_attention.register_autograd(_backward, setup_context=_save)
-in_float32(_feature_attention)
+_VALUES = ("query_values", "query_magnitudes", "key_values", "key_magnitudes")
+_feature_attention = Op(
+    "feature_attention", Attention, _forward, _fake, gradients=(*_VALUES, "q", "k", "v"), backward_kernel=_backward
+)
+_packed_attention = Op(
+    "packed_attention",
+    PackedAttention,
+    _forward_packed,
+    _fake,
+    gradients=("q", "k", "v"),
+    backward_kernel=_backward_packed,
+)
 
 
 class FeatureValues(NamedTuple):
-    """Entries of the features of queries and keys."""
+    """Entries of the features of queries, [P_q], and of keys, [P_k]; or [V, P_q] and [V, P_k] for V heads."""
 
     query: Tensor
     key: Tensor
     # Those that the normaliser takes, where they differ.
-    query_sizes: Tensor | None = None
-    key_sizes: Tensor | None = None
+    query_magnitudes: Tensor | None = None
+    key_magnitudes: Tensor | None = None
 
 
 class PackedWeights:
@@ -132,20 +92,16 @@ class PackedWeights:
     def __init__(self, query: Pattern, key: Pattern, values: FeatureValues) -> None:
         from topomask.ops.feature_attention import numba
 
-        self.weights, self.sizes, self.order = numba.pack(Features(*_inputs(query, key, values)[:9]))
+        self.packed: Packed = numba.pack(join_factors(query, key), *_by_column(key, values))
 
 
-def _inputs(query: Pattern, key: Pattern, features: FeatureValues | PackedWeights) -> tuple[Any, ...]:
-    """What the op takes before q, k and v; features that are packed need no values."""
-    patterns = (query.row_ptr, query.columns, key.column_ptr, key.rows, key.shape[0])
-    if isinstance(features, PackedWeights):
-        none = features.weights.new_empty(0)
-        return *patterns, none, none, none, none, features.weights, features.sizes, features.order
-    none = features.query.new_empty(0)
-    values = (features.query, none, features.key[key.order], none)
-    if features.query_sizes is not None and features.key_sizes is not None:
-        values = (features.query, features.query_sizes, features.key[key.order], features.key_sizes[key.order])
-    return *patterns, *values, none, none, none
+def _by_column(key: Pattern, values: FeatureValues) -> tuple[Tensor, Tensor | None, Tensor, Tensor | None]:
+    """Values and magnitudes of queries, then those of keys by column."""
+    query, key_values, query_magnitudes, key_magnitudes = values
+    key_values = key_values[..., key.order]
+    if query_magnitudes is None or key_magnitudes is None:
+        return query, None, key_values, None
+    return query, query_magnitudes, key_values, key_magnitudes[..., key.order]
 
 
 def feature_attention(
@@ -165,16 +121,21 @@ def feature_attention(
     Args:
         query: Where the features of queries have entries, [R, C].
         key: Where those of keys do, [N, C].
-        features: Their entries, or what these make, packed before; they then get no gradient.
-        q: Queries, or their features, [B, R, M].
-        k: Keys, or their features, [B, N, M].
-        v: Values, [B, N, D].
-        is_key: Which keys count in softmax attention, [B, N]. Default: all.
+        features: Their entries, or what these make, packed before; they then get no gradient. Where there are V rows of
+            entries, item g of the batch has row g % V.
+        q: Queries, or their features, [G, R, M].
+        k: Keys, or their features, [G, N, M].
+        v: Values, [G, N, D].
+        is_key: Which keys count in softmax attention, [G, N]. Default: all.
         softmax: Whether to take exponentials of scores.
         normalize: Whether to divide by the normaliser; 0 where it is 0.
 
     Returns:
-        [B, R, D].
+        [G, R, D].
     """
-    keep = q.new_empty(0, 0, dtype=torch.bool) if is_key is None else is_key
-    return _feature_attention(*_inputs(query, key, features), q, k, v, keep, softmax, normalize)[0]
+    factors, tokens = join_factors(query, key), (q, k, v, is_key)
+    if isinstance(features, PackedWeights):
+        check_heads("features.weights", features.packed.weights, q)
+        return _packed_attention(PackedAttention(factors, features.packed, *tokens, softmax, normalize))
+    check_heads("features.query", features.query, q)
+    return _feature_attention(Attention(factors, *_by_column(key, features), *tokens, softmax, normalize))

@@ -2,91 +2,106 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Collection
 
 import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from topomask.ops import tiles
-from topomask.ops.feature_attention.reference import Features
+from topomask.ops.feature_attention.reference import Attention, Packed, PackedAttention
 from topomask.ops.locality import row_order
+from topomask.ops.pair_values.reference import Factors
 from topomask.ops.tiles.layout import Layout, make_layout
+from topomask.ops.tiles.records import Source
 
 # Layouts by the columns of the queries' features, then by the rows of the keys' features.
 _layouts: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
 
-def _layout(
-    row_ptr: Tensor, columns: Tensor, column_ptr: Tensor, rows: Tensor, num_keys: int, order: Tensor | None = None
-) -> Layout:
+def _layout(factors: Factors, order: Tensor | None = None) -> Layout:
     """Tiles of a product, kept as long as its features are; with rows in ``order`` where that is given."""
-    by_rows = _layouts.setdefault(columns, WeakTensorKeyDictionary())
-    kept = by_rows.get(rows)
-    if kept is not None and (order is None or torch.equal(kept.order[: kept.num_rows], order)):
+    by_rows = _layouts.setdefault(factors.columns, WeakTensorKeyDictionary())
+    kept = by_rows.get(factors.rows)
+    if kept is not None and (order is None or torch.equal(_order(kept), order)):
         return kept
+    row_ptr, columns, column_ptr, rows, num_keys = factors
     if order is None:
         order = row_order(row_ptr, columns, len(column_ptr) - 1)
-    by_rows[rows], _ = make_layout(row_ptr, columns, num_keys, column_ptr, rows, order)
+    by_rows[rows] = make_layout(row_ptr, columns, num_keys, column_ptr, rows, order)
     return by_rows[rows]
 
 
-class Packed(NamedTuple):
-    """Weights and sizes of all tiles, and the order of rows that they belong to; empty where nothing was packed."""
-
-    weights: Tensor
-    sizes: Tensor
-    order: Tensor
+def _order(layout: Layout) -> Tensor:
+    return torch.from_numpy(layout.tiles.order[: layout.tiles.num_rows])
 
 
-def _prepare(features: Features, packed: Packed) -> tuple[Layout, tiles.Source]:
-    """The tiles, and where their weights come from."""
-    row_ptr, columns, column_ptr, rows, num_keys, query, query_sizes, key, key_sizes = features
-    pattern = (row_ptr, columns, column_ptr, rows)
-    if len(packed.weights):
-        return _layout(*pattern, num_keys, packed.order), tiles.from_packed(packed.weights, packed.sizes)
-    source = tiles.from_features(row_ptr, columns, query, query_sizes, column_ptr, rows, key, key_sizes)
-    return _layout(*pattern, num_keys), source
+def _tokens(attention: Attention | PackedAttention) -> tiles.Attention:
+    q, k, v, is_key = attention.q, attention.k, attention.v, attention.is_key
+    return tiles.Attention(q, k, v, is_key, attention.softmax, attention.normalize)
 
 
-def pack(features: Features) -> Packed:
-    """What the features make, for features that do not change."""
-    nothing = features.query.new_empty(0)
-    layout, source = _prepare(features, Packed(nothing, nothing, nothing))
-    return Packed(*tiles.pack_features(layout, source, features.num_keys), layout.order[: layout.num_rows])
+def _prepare(attention: Attention) -> tuple[Layout, Source, tiles.Attention]:
+    """What the tile kernels take."""
+    factors, query, query_magnitudes, key, key_magnitudes = attention[:5]
+    row_ptr, columns, column_ptr, rows, _ = factors
+    source = tiles.from_features(row_ptr, columns, query, query_magnitudes, column_ptr, rows, key, key_magnitudes)
+    return _layout(factors), source, _tokens(attention)
 
 
-def feature_attention(
-    features: Features,
-    packed: Packed,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    is_key: Tensor,
-    softmax: bool,
-    normalize: bool,
-) -> tuple[Tensor, Tensor]:
-    """Attention [B, R, D] and its denominator [B, R]; values of keys come in column order."""
-    return tiles.forward(*_prepare(features, packed), q, k, v, is_key, softmax, normalize)
+def _prepare_packed(attention: PackedAttention) -> tuple[Layout, Source, tiles.Attention]:
+    packed = attention.packed
+    source = tiles.from_packed(packed.weights, packed.magnitudes)
+    return _layout(attention.factors, packed.order), source, _tokens(attention)
+
+
+def pack(
+    factors: Factors,
+    query_values: Tensor,
+    query_magnitudes: Tensor | None,
+    key_values: Tensor,
+    key_magnitudes: Tensor | None,
+) -> Packed:
+    """What features make, for features that do not change."""
+    row_ptr, columns, column_ptr, rows, num_keys = factors
+    source = tiles.from_features(
+        row_ptr, columns, query_values, query_magnitudes, column_ptr, rows, key_values, key_magnitudes
+    )
+    layout = _layout(factors)
+    return Packed(*tiles.pack_features(layout, source, num_keys), _order(layout))
+
+
+def feature_attention(attention: Attention) -> tuple[Tensor, Tensor]:
+    """Attention [G, R, D] and its denominator [G, R]."""
+    return tiles.forward(*_prepare(attention))
 
 
 def feature_attention_backward(
-    features: Features,
-    packed: Packed,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    is_key: Tensor,
-    softmax: bool,
-    normalize: bool,
-    grad: Tensor,
-    out: Tensor,
-    denominator: Tensor,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Gradients in the four sets of feature values, and in q, k and v."""
-    grads, grad_q, grad_k, grad_v = tiles.backward(
-        *_prepare(features, packed), q, k, v, is_key, softmax, normalize, grad, out, denominator
-    )
-    if not grads:
-        grads = [torch.zeros_like(x) for x in features[5:]]
-    return grads[0], grads[1], grads[2], grads[3], grad_q, grad_k, grad_v
+    attention: Attention, outputs: tuple[Tensor, ...], grad: Tensor, wanted: Collection[str]
+) -> dict[str, Tensor]:
+    """Gradients in the values of features, and in q, k and v."""
+    wants_features = not {"q", "k", "v"}.issuperset(wanted)
+    found = tiles.backward(*_prepare(attention), outputs, grad, wants_features)
+    grads = {"q": found.q, "k": found.k, "v": found.v}
+    if wants_features:
+        source = found.source
+        by_query = {"query_values": source.query_values, "query_magnitudes": source.query_magnitudes}
+        parts = {"key_values": source.key_values, "key_magnitudes": source.key_magnitudes}
+        by_key = {name: tiles.sum_blocks(part) for name, part in parts.items()}
+        for name, array in (by_query | by_key).items():
+            if name in wanted:
+                grads[name] = torch.from_numpy(array).view(getattr(attention, name).shape)
+    return grads
+
+
+def packed_attention(attention: PackedAttention) -> tuple[Tensor, Tensor]:
+    """Attention [G, R, D] and its denominator [G, R]."""
+    return tiles.forward(*_prepare_packed(attention))
+
+
+def packed_attention_backward(
+    attention: PackedAttention, outputs: tuple[Tensor, ...], grad: Tensor, wanted: Collection[str]
+) -> dict[str, Tensor]:
+    """Gradients in q, k and v."""
+    found = tiles.backward(*_prepare_packed(attention), outputs, grad, wants_source=False)
+    return {"q": found.q, "k": found.k, "v": found.v}

@@ -2,73 +2,93 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from topomask.ops.pair_attention import reference as pair_attention
 from topomask.ops.pair_values import reference as pair_values
-from topomask.ops.sparse_product import Pattern, make_pattern
+from topomask.ops.pair_values.reference import Factors, Product
+from topomask.ops.sparse_product import make_pattern
 
 
-class Features(NamedTuple):
-    """Features of queries [R, C], and those of keys [N, C] by column, with their values.
+class Attention(NamedTuple):
+    """What attention over a product of features takes; item g of the batch has row g % V of all values."""
 
-    Sizes are what the normaliser takes; they are empty where they are the values.
-    """
-
-    row_ptr: Tensor
-    columns: Tensor
-    column_ptr: Tensor
-    rows: Tensor
-    num_keys: int
-    query: Tensor
-    query_sizes: Tensor
-    key: Tensor
-    key_sizes: Tensor
-
-
-def _entries(features: Features) -> tuple[Pattern, Tensor, Tensor]:
-    pattern, num_keys = features[:4], features.num_keys
-    pairs = make_pattern(*pair_values.pair_pattern(*pattern, num_keys), num_keys)
-    place = (pairs.row_ptr, pairs.columns, *pattern, num_keys)
-    values, sizes = pair_values.pair_values(*place, features.query, features.key), features.query_sizes
-    return pairs, values, pair_values.pair_values(*place, sizes, features.key_sizes) if len(sizes) else sizes
+    factors: Factors  # [R, C] and [N, C]
+    query_values: Tensor  # [P_q] or [V, P_q]
+    query_magnitudes: Tensor | None  # what the normaliser takes instead
+    key_values: Tensor  # [P_k] or [V, P_k], by column
+    key_magnitudes: Tensor | None
+    q: Tensor  # [G, R, M]
+    k: Tensor  # [G, N, M]
+    v: Tensor  # [G, N, D]
+    is_key: Tensor | None  # [G, N]
+    softmax: bool
+    normalize: bool
 
 
-def feature_attention(
-    features: Features,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    is_key: Tensor,
-    softmax: bool,
-    normalize: bool,
-) -> tuple[Tensor, Tensor]:
-    """Attention [B, R, D] and its denominator [B, R]; values of keys come in column order."""
-    return pair_attention.pair_attention(*_entries(features), q, k, v, is_key, softmax, False, normalize)
+class Packed(NamedTuple):
+    """Weights and magnitudes of all tiles, [V, ...], and the order of rows that they belong to."""
+
+    weights: Tensor
+    magnitudes: Tensor | None
+    order: Tensor  # [R]
+
+
+class PackedAttention(NamedTuple):
+    """What attention over a product of features takes that was packed before; item g has row g % V of the weights."""
+
+    factors: Factors  # [R, C] and [N, C]
+    packed: Packed
+    q: Tensor  # [G, R, M]
+    k: Tensor  # [G, N, M]
+    v: Tensor  # [G, N, D]
+    is_key: Tensor | None  # [G, N]
+    softmax: bool
+    normalize: bool
+
+
+class _Products(NamedTuple):
+    values: Product
+    magnitudes: Product | None
+
+
+def _products(attention: Attention) -> _Products:
+    """The products that give the entries of the mask, and those of its magnitude."""
+    place = (*pair_values.pair_pattern(attention.factors), attention.factors)
+    values = Product(*place, attention.query_values, attention.key_values)
+    if attention.query_magnitudes is None or attention.key_magnitudes is None:
+        return _Products(values, None)
+    return _Products(values, Product(*place, attention.query_magnitudes, attention.key_magnitudes))
+
+
+def _over_pairs(attention: Attention, products: _Products) -> pair_attention.Attention:
+    """The same attention over the entries of the product."""
+    pairs = make_pattern(products.values.row_ptr, products.values.columns, attention.factors.num_keys)
+    magnitudes = None if products.magnitudes is None else pair_values.pair_values(products.magnitudes)
+    q, k, v, is_key, softmax, normalize = attention[5:]
+    values = pair_values.pair_values(products.values)
+    return pair_attention.Attention(pairs, values, magnitudes, q, k, v, is_key, softmax, False, normalize)
+
+
+def feature_attention(attention: Attention) -> tuple[Tensor, Tensor]:
+    """Attention [G, R, D] and its denominator [G, R]."""
+    return pair_attention.pair_attention(_over_pairs(attention, _products(attention)))
 
 
 def feature_attention_backward(
-    features: Features,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    is_key: Tensor,
-    softmax: bool,
-    normalize: bool,
-    grad: Tensor,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Gradients in the four sets of feature values, and in q, k and v."""
-    pairs, values, sizes = _entries(features)
-    grad_values, grad_sizes, *others = pair_attention.pair_attention_backward(
-        grad, pairs, values, sizes, q, k, v, is_key, softmax, False, normalize
+    attention: Attention, outputs: tuple[Tensor, ...], grad: Tensor, wanted: Collection[str]
+) -> dict[str, Tensor]:
+    """Gradients in the values of features, and in q, k and v."""
+    products = _products(attention)
+    over_pairs = _over_pairs(attention, products)
+    found = pair_attention.pair_attention_backward(over_pairs, outputs, grad, wanted)
+    grads = {name: found[name] for name in ("q", "k", "v")} | pair_values.pair_values_backward(
+        products.values, found["values"]
     )
-    place = (pairs.row_ptr, pairs.columns, *features[:4], features.num_keys)
-    _, query_sizes, _, key_sizes = features[5:]
-    grad_query, grad_key = pair_values.pair_values_backward(grad_values, *place, features.query, features.key)
-    grad_query_sizes, grad_key_sizes = torch.zeros_like(query_sizes), torch.zeros_like(key_sizes)
-    if len(query_sizes):
-        grad_query_sizes, grad_key_sizes = pair_values.pair_values_backward(grad_sizes, *place, query_sizes, key_sizes)
-    return grad_query, grad_query_sizes, grad_key, grad_key_sizes, others[0], others[1], others[2]
+    if products.magnitudes is not None:
+        by_magnitude = pair_values.pair_values_backward(products.magnitudes, found["magnitudes"])
+        grads["query_magnitudes"], grads["key_magnitudes"] = by_magnitude["query_values"], by_magnitude["key_values"]
+    return grads

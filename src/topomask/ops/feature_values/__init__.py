@@ -1,78 +1,95 @@
-"""Graph random features from loads and modulation, differentiable in the modulation."""
+"""Graph random features from loads and modulation, differentiable in the modulation.
+
+The values are linear in the modulation, so each of the two ops below is the derivative of the other.
+"""
 
 from __future__ import annotations
 
-from types import ModuleType
-from typing import Any
+from collections.abc import Collection
+from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
-from topomask.ops.backend import compiled, in_float32
+from topomask.ops.backend import implementation
 from topomask.ops.feature_values import reference
+from topomask.ops.feature_values.reference import Walks
+from topomask.ops.registration import Op
 
 
-def _backend(tensor: Tensor) -> ModuleType:
-    if not compiled(tensor):
-        return reference
-    from topomask.ops.feature_values import numba
-
-    return numba
+class _Modulation(NamedTuple):
+    f: Tensor  # [H, L + 1]
+    walks: Walks
 
 
-@torch.library.custom_op("topomask::feature_values", mutates_args=())
-def _feature_values(f: Tensor, head_ptr: Tensor, entry_ptr: Tensor, lengths: Tensor, loads: Tensor) -> Tensor:
-    return _backend(loads).feature_values(f, head_ptr, entry_ptr, lengths, loads)
+class _Adjoint(NamedTuple):
+    values: Tensor  # [P], or [H, P] for walks that heads share
+    num_lengths: int
+    walks: Walks
 
 
-@_feature_values.register_fake
-def _(f: Tensor, head_ptr: Tensor, entry_ptr: Tensor, lengths: Tensor, loads: Tensor) -> Tensor:
-    return loads.new_empty(entry_ptr.shape[0] - 1)
+def _modulate(arguments: _Modulation) -> Tensor:
+    return implementation(reference, arguments.f).feature_values(arguments.f, arguments.walks)
 
 
-@torch.library.custom_op("topomask::feature_values_backward", mutates_args=())
-def _feature_values_backward(
-    grad: Tensor, num_lengths: int, head_ptr: Tensor, entry_ptr: Tensor, lengths: Tensor, loads: Tensor
-) -> Tensor:
-    return _backend(loads).feature_values_backward(grad, num_lengths, head_ptr, entry_ptr, lengths, loads)
+def _modulate_fake(arguments: _Modulation) -> Tensor:
+    f, walks = arguments
+    heads = f.shape[:1] if walks.head_ptr is None else ()
+    return walks.loads.new_empty(*heads, walks.entry_ptr.shape[0] - 1)
 
 
-@_feature_values_backward.register_fake
-def _(grad: Tensor, num_lengths: int, head_ptr: Tensor, entry_ptr: Tensor, lengths: Tensor, loads: Tensor) -> Tensor:
-    return grad.new_empty(head_ptr.shape[0] - 1, num_lengths)
+def _modulate_backward(
+    arguments: _Modulation, _: tuple[Tensor, ...], grad: Tensor, wanted: Collection[str]
+) -> dict[str, Tensor]:
+    return {"f": _adjoint_op(_Adjoint(grad, arguments.f.shape[1], arguments.walks))}
 
 
-def _save(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-    f, *rest = inputs
-    ctx.num_lengths = f.shape[1]
-    ctx.save_for_backward(*rest)
+def _apply_adjoint(arguments: _Adjoint) -> Tensor:
+    return implementation(reference, arguments.values).feature_values_backward(*arguments)
 
 
-def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    return _feature_values_backward(grad, ctx.num_lengths, *ctx.saved_tensors), None, None, None, None
+def _adjoint_fake(arguments: _Adjoint) -> Tensor:
+    values, num_lengths, walks = arguments
+    num_heads = values.shape[0] if walks.head_ptr is None else walks.head_ptr.shape[0] - 1
+    return values.new_empty(num_heads, num_lengths)
 
 
-def _save_backward(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs[2:])
+def _adjoint_backward(
+    arguments: _Adjoint, _: tuple[Tensor, ...], grad: Tensor, wanted: Collection[str]
+) -> dict[str, Tensor]:
+    return {"values": _modulate_op(_Modulation(grad, arguments.walks))}
 
 
-def _backward_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    return _feature_values(grad, *ctx.saved_tensors), None, None, None, None, None
+_modulate_op = Op(
+    "feature_values",
+    _Modulation,
+    _modulate,
+    _modulate_fake,
+    gradients=("f",),
+    backward=_modulate_backward,
+    shapes_only=("f",),
+)
+_adjoint_op = Op(
+    "feature_values_backward",
+    _Adjoint,
+    _apply_adjoint,
+    _adjoint_fake,
+    gradients=("values",),
+    backward=_adjoint_backward,
+    shapes_only=("values",),
+)
 
 
-_feature_values.register_autograd(_backward, setup_context=_save)
-in_float32(_feature_values)
-_feature_values_backward.register_autograd(_backward_backward, setup_context=_save_backward)
-
-
-def feature_values(f: Tensor, head_ptr: Tensor, entry_ptr: Tensor, lengths: Tensor, loads: Tensor) -> Tensor:
-    """Values [P] of graph random features.
+def feature_values(f: Tensor, head_ptr: Tensor | None, entry_ptr: Tensor, lengths: Tensor, loads: Tensor) -> Tensor:
+    """Values of graph random features, differentiable in the modulation as often as needed.
 
     Args:
         f: Modulation, [H, L + 1], in the dtype of ``loads``.
-        head_ptr: Where the entries of every head begin, [H + 1].
+        head_ptr: Where the entries of every head begin, [H + 1]; None where all heads share the same walks.
         entry_ptr: Where the entries of every (node, visited node) begin, [P + 1].
         lengths: Walk length of every entry, [T].
         loads: Load of every entry, [T].
+
+    Returns:
+        [P], those of one head after the other; [H, P] for walks that heads share.
     """
-    return _feature_values(f, head_ptr, entry_ptr, lengths, loads)
+    return _modulate_op(_Modulation(f, Walks(head_ptr, entry_ptr, lengths, loads)))

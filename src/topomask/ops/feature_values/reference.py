@@ -2,27 +2,42 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
 from topomask.ops import segments
 
 
-def feature_values(f: Tensor, head_ptr: Tensor, entry_ptr: Tensor, lengths: Tensor, loads: Tensor) -> Tensor:
-    """The sum of f[head, length] * load over the entries of every (node, visited node), [P]."""
-    terms = f.reshape(-1)[_places(f.shape[1], head_ptr, lengths)] * loads
-    return terms.new_zeros(len(entry_ptr) - 1).index_add_(0, segments.index(entry_ptr), terms)
+class Walks(NamedTuple):
+    """What walks left behind."""
+
+    head_ptr: Tensor | None  # [H + 1], where the entries of every head begin; None where all heads share them
+    entry_ptr: Tensor  # [P + 1], where the entries of every (node, visited node) begin
+    lengths: Tensor  # [T], walk length of every entry
+    loads: Tensor  # [T]
 
 
-def feature_values_backward(
-    grad: Tensor, num_lengths: int, head_ptr: Tensor, entry_ptr: Tensor, lengths: Tensor, loads: Tensor
-) -> Tensor:
+def feature_values(f: Tensor, walks: Walks) -> Tensor:
+    """The sum of f[head, length] * load over the entries of every (node, visited node), [P] or [H, P]."""
+    terms = _by_entry(f, walks) * walks.loads
+    pairs = segments.index(walks.entry_ptr)
+    return terms.new_zeros(*terms.shape[:-1], len(walks.entry_ptr) - 1).index_add_(-1, pairs, terms)
+
+
+def feature_values_backward(grad: Tensor, num_lengths: int, walks: Walks) -> Tensor:
     """The derivative in f, [H, L + 1]. Millions of terms meet in a few sums, so they are added in float64."""
-    terms = (grad[segments.index(entry_ptr)] * loads).to(torch.float64)
-    total = terms.new_zeros((len(head_ptr) - 1) * num_lengths)
-    total.index_add_(0, _places(num_lengths, head_ptr, lengths), terms)
-    return total.view(-1, num_lengths).to(grad.dtype)
+    terms = (grad[..., segments.index(walks.entry_ptr)] * walks.loads).to(torch.float64)
+    lengths = walks.lengths.to(torch.int64)
+    if walks.head_ptr is None:
+        return terms.new_zeros(len(terms), num_lengths).index_add_(1, lengths, terms).to(grad.dtype)
+    num_heads = len(walks.head_ptr) - 1
+    places = num_lengths * segments.index(walks.head_ptr) + lengths
+    return terms.new_zeros(num_heads * num_lengths).index_add_(0, places, terms).view(num_heads, -1).to(grad.dtype)
 
 
-def _places(num_lengths: int, head_ptr: Tensor, lengths: Tensor) -> Tensor:
-    return lengths.to(torch.int64) + num_lengths * segments.index(head_ptr)
+def _by_entry(f: Tensor, walks: Walks) -> Tensor:
+    """The number of f that belongs to every entry, [T] or [H, T]."""
+    lengths = walks.lengths.to(torch.int64)
+    return f[:, lengths] if walks.head_ptr is None else f[segments.index(walks.head_ptr), lengths]

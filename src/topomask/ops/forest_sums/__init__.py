@@ -10,68 +10,42 @@ other way round.
 
 from __future__ import annotations
 
-from types import ModuleType
-from typing import Any
+from collections.abc import Collection
 
-import torch
 from torch import Tensor
 
-from topomask.ops.backend import compiled, in_float32
+from topomask.ops.backend import implementation
 from topomask.ops.forest_sums import reference
+from topomask.ops.forest_sums.reference import Sums
+from topomask.ops.registration import Op
 from topomask.ops.rooted_forest import RootedForest
 
 
-def _backend(tensor: Tensor) -> ModuleType:
-    if not compiled(tensor):
-        return reference
-    from topomask.ops.forest_sums import numba
-
-    return numba
+def _forward(sums: Sums) -> Tensor:
+    return implementation(reference, sums.x).forest_sums(_in_float64(sums))
 
 
-@torch.library.custom_op("topomask::forest_sums", mutates_args=())
-def _forest_sums(forest: list[Tensor], logs: Tensor, coefficients: Tensor, x: Tensor, growing: bool) -> Tensor:
-    return _backend(x).forest_sums(RootedForest(*forest), logs.double(), coefficients.double(), x, growing)
-
-
-@_forest_sums.register_fake
-def _(forest: list[Tensor], logs: Tensor, coefficients: Tensor, x: Tensor, growing: bool) -> Tensor:
-    return x.new_empty(x.shape)
-
-
-@torch.library.custom_op("topomask::forest_sums_backward", mutates_args=())
-def _forest_sums_backward(
-    forest: list[Tensor], logs: Tensor, coefficients: Tensor, x: Tensor, grad: Tensor, growing: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    found = _backend(x).forest_sums_backward(
-        RootedForest(*forest), logs.double(), coefficients.double(), x, grad, growing
-    )
-    return found[0].to(logs.dtype), found[1].to(coefficients.dtype), found[2]
-
-
-@_forest_sums_backward.register_fake
-def _(
-    forest: list[Tensor], logs: Tensor, coefficients: Tensor, x: Tensor, grad: Tensor, growing: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    return torch.empty_like(logs), torch.empty_like(coefficients), x.new_empty(x.shape)
-
-
-def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    forest, logs, coefficients, x, ctx.growing = inputs
-    ctx.save_for_backward(logs, coefficients, x, *forest)
-
-
-def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-    logs, coefficients, x, *forest = ctx.saved_tensors
-    nothing = [None] * len(forest)
-    if not (ctx.needs_input_grad[1] or ctx.needs_input_grad[2]):
+def _backward(sums: Sums, _: tuple[Tensor, ...], grad: Tensor, wanted: Collection[str]) -> dict[str, Tensor]:
+    backend = implementation(reference, sums.x)
+    if set(wanted) == {"x"}:
         # The sums are symmetric.
-        return nothing, None, None, _forest_sums(forest, logs, coefficients, grad, ctx.growing), None
-    return nothing, *_forest_sums_backward(forest, logs, coefficients, x, grad, ctx.growing), None
+        return {"x": backend.forest_sums(_in_float64(sums._replace(x=grad)))}
+    grads = backend.forest_sums_backward(_in_float64(sums), grad)
+    return {name: grads[name].to(getattr(sums, name).dtype) for name in wanted}
 
 
-_forest_sums.register_autograd(_backward, setup_context=_save)
-in_float32(_forest_sums)
+def _in_float64(sums: Sums) -> Sums:
+    return sums._replace(logs=sums.logs.double(), coefficients=sums.coefficients.double())
+
+
+_forest_sums = Op(
+    "forest_sums",
+    Sums,
+    _forward,
+    lambda sums: sums.x.new_empty(sums.x.shape),
+    gradients=("logs", "coefficients", "x"),
+    backward_kernel=_backward,
+)
 
 
 def forest_sums(
@@ -86,4 +60,4 @@ def forest_sums(
         x: Numbers of the nodes, [G, H, N, C].
         growing: Whether factors may be larger than 1.
     """
-    return _forest_sums(list(forest), logs, coefficients, x, growing)
+    return _forest_sums(Sums(forest, logs, coefficients, x, growing))

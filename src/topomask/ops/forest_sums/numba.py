@@ -16,6 +16,7 @@ from numba import njit, prange
 from torch import Tensor
 
 from topomask.ops.backend import FAST_MATH, Kernel, arrays
+from topomask.ops.forest_sums.reference import Sums
 from topomask.ops.rooted_forest import RootedForest, tree_pointers
 from topomask.ops.rooted_forest.kernels import LAST, LEAF
 
@@ -322,8 +323,9 @@ def _factors(logs: Tensor) -> list[np.ndarray]:
     return arrays(logs.exp(), -torch.expm1(2 * logs))
 
 
-def forest_sums(forest: RootedForest, logs: Tensor, coefficients: Tensor, x: Tensor, growing: bool) -> Tensor:
+def forest_sums(sums: Sums) -> Tensor:
     """Sums of x [G, H, N, C] over all nodes of a tree, weighted by what the edges between them say."""
+    forest, logs, coefficients, x, growing = sums
     out = torch.empty_like(x, memory_format=torch.contiguous_format)
     structure = arrays(forest.nodes, forest.above, forest.kinds)
     kernel = _forward_growing_kernel if growing else _forward_kernel
@@ -332,10 +334,9 @@ def forest_sums(forest: RootedForest, logs: Tensor, coefficients: Tensor, x: Ten
     return out
 
 
-def forest_sums_backward(
-    forest: RootedForest, logs: Tensor, coefficients: Tensor, x: Tensor, grad: Tensor, growing: bool
-) -> tuple[Tensor, Tensor, Tensor]:
+def forest_sums_backward(sums: Sums, grad: Tensor) -> dict[str, Tensor]:
     """The derivatives in logarithms, coefficients and x."""
+    forest, logs, coefficients, x, growing = sums
     grad_x = torch.empty_like(x, memory_format=torch.contiguous_format)
     starts, width, scratch = _share(forest, x, 4 if growing else 2)
     grad_logs = np.zeros((len(scratch), *logs.shape))
@@ -344,4 +345,5 @@ def forest_sums_backward(
     inputs = arrays(coefficients, x, grad, grad_x)
     structure = arrays(forest.nodes, forest.above)
     kernel(*structure, *_factors(logs), *inputs, grad_logs, grad_coefficients, starts, width, scratch)
-    return torch.from_numpy(grad_logs.sum(0)), torch.from_numpy(grad_coefficients.sum(0)), grad_x
+    by_log, by_coefficient = (torch.from_numpy(parts.sum(0)) for parts in (grad_logs, grad_coefficients))
+    return {"logs": by_log, "coefficients": by_coefficient, "x": grad_x}

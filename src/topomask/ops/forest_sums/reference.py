@@ -15,37 +15,47 @@ from topomask.ops import segments
 from topomask.ops.rooted_forest import RootedForest
 
 
-class _Sums(NamedTuple):
+class Sums(NamedTuple):
+    """What sums over the trees of a forest take."""
+
+    forest: RootedForest
+    logs: Tensor  # [H, R, N], logarithm of the factor of the edge to the parent of every place, for R terms
+    coefficients: Tensor  # [H, R]
+    x: Tensor  # [G, H, N, C]
+    growing: bool  # whether factors may be larger than 1
+
+
+class _Halves(NamedTuple):
     """Of every place, in the order of the forest, [G, H, N, C]: sums over what is below it, and over all else."""
 
     below: Tensor
     others: Tensor
 
 
-def forest_sums(forest: RootedForest, logs: Tensor, coefficients: Tensor, x: Tensor, growing: bool) -> Tensor:
+def forest_sums(sums: Sums) -> Tensor:
     """Sums of x [G, H, N, C] over all nodes of a tree, weighted by what the edges between them say."""
+    forest, logs, coefficients, x, _ = sums
     source = _placed(forest, x)
     out = torch.zeros_like(source)
     for r in range(logs.shape[1]):
-        below, others = _sums(forest, logs[:, r], source)
+        below, others = _halves(forest, logs[:, r], source)
         out += coefficients[:, r, None, None] * (below + others)
     return _restored(forest, out).to(x.dtype)
 
 
-def forest_sums_backward(
-    forest: RootedForest, logs: Tensor, coefficients: Tensor, x: Tensor, grad: Tensor, growing: bool
-) -> tuple[Tensor, Tensor, Tensor]:
+def forest_sums_backward(sums: Sums, grad: Tensor) -> dict[str, Tensor]:
     """The derivatives in logarithms, coefficients and x."""
+    forest, logs, coefficients, x, _ = sums
     source, slope = _placed(forest, x), _placed(forest, grad)
     grad_logs, grad_coefficients = torch.zeros_like(logs), torch.zeros_like(coefficients)
     grad_x = torch.zeros_like(slope)
     for r in range(logs.shape[1]):
         scale = coefficients[:, r, None, None]
-        a, b = _sums(forest, logs[:, r], source), _sums(forest, logs[:, r], slope)
+        a, b = _halves(forest, logs[:, r], source), _halves(forest, logs[:, r], slope)
         grad_logs[:, r] = (scale * (a.below * b.others + b.below * a.others)).sum(dim=(0, 3))
         grad_coefficients[:, r] = (slope * (a.below + a.others)).sum(dim=(0, 2, 3))
         grad_x += scale * (b.below + b.others)
-    return grad_logs, grad_coefficients, _restored(forest, grad_x).to(x.dtype)
+    return {"logs": grad_logs, "coefficients": grad_coefficients, "x": _restored(forest, grad_x).to(x.dtype)}
 
 
 def _placed(forest: RootedForest, x: Tensor) -> Tensor:
@@ -56,12 +66,12 @@ def _restored(forest: RootedForest, x: Tensor) -> Tensor:
     return torch.empty_like(x).index_copy_(2, forest.nodes.long(), x)
 
 
-def _sums(forest: RootedForest, logs: Tensor, x: Tensor) -> _Sums:
+def _halves(forest: RootedForest, logs: Tensor, x: Tensor) -> _Halves:
     """Leaves to roots, then back."""
     factors = logs.exp()[:, :, None]
     below, others = x.clone(), torch.zeros_like(x)
     if not x.numel():
-        return _Sums(below, others)
+        return _Halves(below, others)
     places = forest.depths.argsort(stable=True)
     levels = places.split(torch.bincount(forest.depths).tolist())[1:]
     for here in reversed(levels):
@@ -70,7 +80,7 @@ def _sums(forest: RootedForest, logs: Tensor, x: Tensor) -> _Sums:
         above = forest.above[here]
         siblings = _siblings(factors[:, here] * below[:, :, here], above)
         others[:, :, here] = factors[:, here] * (x[:, :, above] + others[:, :, above] + siblings)
-    return _Sums(below, others)
+    return _Halves(below, others)
 
 
 def _siblings(values: Tensor, above: Tensor) -> Tensor:

@@ -2,62 +2,59 @@ r"""Sums over the nodes of every tree, weighted by any function of distance: :ma
 
 from __future__ import annotations
 
-from types import ModuleType
-from typing import Any
+from collections.abc import Collection
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from topomask.ops.backend import compiled, in_float32
+from topomask.ops.backend import implementation
 from topomask.ops.forest_table import reference
 from topomask.ops.forest_table.decomposition import Decomposition, decompose
+from topomask.ops.registration import Op
 
 __all__ = ["Decomposition", "count_transformed_levels", "decompose", "forest_table"]
 
 
-def _backend(tensor: Tensor) -> ModuleType:
-    if not compiled(tensor):
-        return reference
-    from topomask.ops.forest_table import numba
-
-    return numba
+class _Sums(NamedTuple):
+    cuts: Decomposition
+    f: Tensor  # [H, D]
+    x: Tensor  # [G, H, N, C]
 
 
-@torch.library.custom_op("topomask::forest_table", mutates_args=())
-def _forest_table(cuts: list[Tensor], f: Tensor, x: Tensor) -> Tensor:
-    return _backend(x).forest_table(Decomposition(*cuts), f, x)
+class _Slope(NamedTuple):
+    sums: _Sums
+    grad: Tensor  # [G, H, N, C]
 
 
-@_forest_table.register_fake
-def _(cuts: list[Tensor], f: Tensor, x: Tensor) -> Tensor:
-    return x.new_empty(x.shape)
+def _forward(sums: _Sums) -> Tensor:
+    return implementation(reference, sums.x).forest_table(*sums)
 
 
-@torch.library.custom_op("topomask::forest_table_backward", mutates_args=())
-def _forest_table_backward(cuts: list[Tensor], f: Tensor, x: Tensor, grad: Tensor) -> Tensor:
-    return _backend(x).forest_table_backward(Decomposition(*cuts), f, x, grad)
+def _slope(arguments: _Slope) -> Tensor:
+    sums, grad = arguments
+    return implementation(reference, sums.x).forest_table_backward(*sums, grad)
 
 
-@_forest_table_backward.register_fake
-def _(cuts: list[Tensor], f: Tensor, x: Tensor, grad: Tensor) -> Tensor:
-    return torch.empty_like(f)
+def _backward(sums: _Sums, _: tuple[Tensor, ...], grad: Tensor, wanted: Collection[str]) -> dict[str, Tensor]:
+    grads = {}
+    if "f" in wanted:
+        grads["f"] = _slope_op(_Slope(sums, grad))
+    if "x" in wanted:
+        # The sums are symmetric.
+        grads["x"] = _forest_table(sums._replace(x=grad))
+    return grads
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    cuts, f, x = inputs
-    ctx.save_for_backward(f, x, *cuts)
-
-
-def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-    f, x, *cuts = ctx.saved_tensors
-    grad_f = _forest_table_backward(cuts, f, x, grad) if ctx.needs_input_grad[1] else None
-    # The sums are symmetric.
-    grad_x = _forest_table(cuts, f, grad) if ctx.needs_input_grad[2] else None
-    return [None] * len(cuts), grad_f, grad_x
-
-
-_forest_table.register_autograd(_backward, setup_context=_save)
-in_float32(_forest_table)
+_slope_op = Op("forest_table_slope", _Slope, _slope, lambda arguments: torch.empty_like(arguments.sums.f))
+_forest_table = Op(
+    "forest_table",
+    _Sums,
+    _forward,
+    lambda sums: sums.x.new_empty(sums.x.shape),
+    gradients=("f", "x"),
+    backward=_backward,
+)
 
 
 def forest_table(cuts: Decomposition, f: Tensor, x: Tensor) -> Tensor:
@@ -68,7 +65,7 @@ def forest_table(cuts: Decomposition, f: Tensor, x: Tensor) -> Tensor:
         f: Function of the distance, [H, D] with D larger than every distance.
         x: Numbers of the nodes, [G, H, N, C].
     """
-    return _forest_table(list(cuts), f.contiguous(), x.contiguous())
+    return _forest_table(_Sums(cuts, f.contiguous(), x.contiguous()))
 
 
 def count_transformed_levels(cuts: Decomposition) -> int:

@@ -1,8 +1,8 @@
-"""Attention over the entries of a sparse mask; pure torch, one input of the batch after the other."""
+"""Attention over the entries of a sparse mask; pure torch, one item of the batch after the other."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
 from typing import NamedTuple
 
 import torch
@@ -18,6 +18,21 @@ LARGEST_EXPONENT, LOWEST = 85.0, -1e30
 MAX_EXPONENT = 60.0
 
 
+class Attention(NamedTuple):
+    """What attention over entries takes; item g of the batch has row g % V of values and magnitudes."""
+
+    pattern: Pattern  # [R, N]
+    values: Tensor  # [P] or [V, P]
+    magnitudes: Tensor | None  # what the normaliser takes instead of values
+    q: Tensor  # [G, R, M]
+    k: Tensor  # [G, N, M]
+    v: Tensor  # [G, N, D]
+    is_key: Tensor | None  # [G, N]
+    softmax: bool
+    absolute: bool
+    normalize: bool
+
+
 def attend(
     pattern: Pattern,
     values: Tensor,
@@ -31,7 +46,7 @@ def attend(
     normalize: bool,
     drop: Callable[[Tensor], Tensor] = lambda weights: weights,
 ) -> tuple[Tensor, Tensor]:
-    """Attention [R, D] and its denominator [R] for one input, differentiable; see :func:`pair_attention`."""
+    """Attention [R, D] and its denominator [R] for one item, differentiable; see :func:`pair_attention`."""
     terms = _terms(pattern, values, magnitudes, q, k, is_key, softmax, absolute)
     return _quotient(pattern, terms, v, normalize, drop)
 
@@ -40,7 +55,7 @@ class _Terms(NamedTuple):
     """What is summed over the entries of a pattern, all [P]."""
 
     scores: Tensor  # of the numerator: scores, or powers for softmax attention
-    sizes: Tensor  # of the denominator
+    total_scores: Tensor  # of the denominator
     values: Tensor
     magnitudes: Tensor
     unit: Tensor  # factor by which values and magnitudes were scaled
@@ -59,8 +74,8 @@ def _terms(
     row, num_rows = segments.index(pattern.row_ptr), len(pattern.row_ptr) - 1
     scores = sddmm(pattern, q, k)
     if not softmax:
-        sizes = sddmm(pattern, q.abs(), k.abs()) if absolute else scores
-        return _Terms(scores, sizes, values, magnitudes, torch.ones_like(values))
+        total_scores = sddmm(pattern, q.abs(), k.abs()) if absolute else scores
+        return _Terms(scores, total_scores, values, magnitudes, torch.ones_like(values))
     if is_key is not None:
         scores = scores.masked_fill(~is_key[pattern.columns], -torch.inf)
     # Magnitudes may be values, which may be negative.
@@ -80,10 +95,10 @@ def _quotient(
     normalize: bool,
     drop: Callable[[Tensor], Tensor] = lambda weights: weights,
 ) -> tuple[Tensor, Tensor]:
-    """The sum of values over the sum of sizes; 0 with zero gradient where that is 0."""
+    """The sum of values over the sum of magnitudes; 0 with zero gradient where that is 0."""
     numerator = spmm(pattern, drop(terms.scores * terms.values), v)
-    row = segments.index(pattern.row_ptr)
-    denominator = terms.sizes.new_zeros(len(pattern.row_ptr) - 1).index_add(0, row, terms.sizes * terms.magnitudes)
+    row, total_terms = segments.index(pattern.row_ptr), terms.total_scores * terms.magnitudes
+    denominator = total_terms.new_zeros(len(pattern.row_ptr) - 1).index_add(0, row, total_terms)
     if not normalize:
         return numerator, denominator
     nothing = (denominator == 0)[:, None]
@@ -95,64 +110,68 @@ def _row_unit(largest: Tensor) -> Tensor:
     return torch.where(largest > 0, 1.0 / largest, 1.0)
 
 
-def pair_attention(
-    pattern: Pattern,
-    values: Tensor,
-    magnitudes: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    is_key: Tensor,
-    softmax: bool,
-    absolute: bool,
-    normalize: bool,
-) -> tuple[Tensor, Tensor]:
-    """Attention [B, R, D] and its denominator [B, R]; ``magnitudes`` and ``is_key`` may be empty."""
-    sizes = magnitudes if len(magnitudes) else values
+class _Item(NamedTuple):
+    """One item of a batch; its gradients in values and magnitudes are added to those of ``head``."""
+
+    number: int
+    head: int
+    terms: _Terms
+    q: Tensor  # [R, M]
+    k: Tensor  # [N, M]
+    v: Tensor  # [N, D]
+
+
+def _items(attention: Attention) -> Iterator[_Item]:
+    pattern, values, magnitudes, q, k, v, is_key, softmax, absolute, _ = attention
+    values = _by_head(values)
+    magnitudes = values if magnitudes is None else _by_head(magnitudes)
+    for g in range(len(q)):
+        head, keep = g % len(values), None if is_key is None else is_key[g]
+        terms = _terms(pattern, values[head], magnitudes[head], q[g], k[g], keep, softmax, absolute)
+        yield _Item(g, head, terms, q[g], k[g], v[g])
+
+
+def _by_head(values: Tensor) -> Tensor:
+    return values if values.ndim == 2 else values[None]
+
+
+def pair_attention(attention: Attention) -> tuple[Tensor, Tensor]:
+    """Attention [G, R, D] and its denominator [G, R]."""
+    q, v = attention.q, attention.v
     out, denominator = q.new_empty(*q.shape[:2], v.shape[2]), q.new_empty(q.shape[:2])
-    for b in range(len(q)):
-        keep = is_key[b] if len(is_key) else None
-        out[b], denominator[b] = attend(pattern, values, sizes, q[b], k[b], v[b], keep, softmax, absolute, normalize)
+    for item in _items(attention):
+        found = _quotient(attention.pattern, item.terms, item.v, attention.normalize)
+        out[item.number], denominator[item.number] = found
     return out, denominator
 
 
 def pair_attention_backward(
-    grad: Tensor,
-    pattern: Pattern,
-    values: Tensor,
-    magnitudes: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    is_key: Tensor,
-    softmax: bool,
-    absolute: bool,
-    normalize: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    attention: Attention, _: tuple[Tensor, ...], grad: Tensor, wanted: Collection[str]
+) -> dict[str, Tensor]:
     """Gradients in values, magnitudes, q, k and v."""
-    own = len(magnitudes) > 0
+    pattern, softmax, absolute, normalize = attention.pattern, *attention[-3:]
     row = segments.index(pattern.row_ptr)
-    grad_values, grad_magnitudes = torch.zeros_like(values), torch.zeros_like(magnitudes)
-    grad_q, grad_k, grad_v = (torch.zeros_like(x) for x in (q, k, v))
-    for b in range(len(q)):
-        keep = is_key[b] if len(is_key) else None
-        terms = _terms(pattern, values, magnitudes if own else values, q[b], k[b], keep, softmax, absolute)
-        out, denominator = _quotient(pattern, terms, v[b], normalize)
-        pulled, push = grad[b], torch.zeros_like(denominator)
+    names = ["values", "q", "k", "v"] + ["magnitudes"] * (attention.magnitudes is not None)
+    grads = {name: torch.zeros_like(getattr(attention, name)) for name in names}
+    grad_values, grad_magnitudes = _by_head(grads["values"]), _by_head(grads.get("magnitudes", grads["values"]))
+    for g, head, terms, q, k, v in _items(attention):
+        out, denominator = _quotient(pattern, terms, v, normalize)
+        by_numerator, by_total = grad[g], torch.zeros_like(denominator)
         if normalize:
             inverse = torch.where(denominator == 0, 0.0, 1.0 / denominator)
-            pulled = pulled * inverse[:, None]
-            push = -(pulled * out).sum(dim=1)
-        pull, push = sddmm(pattern, pulled, v[b]), push[row]
-        grad_values += terms.scores * pull * terms.unit
-        (grad_magnitudes if own else grad_values).add_(terms.sizes * push * terms.unit)
-        through, bare = terms.values * pull, terms.magnitudes * push
+            by_numerator = by_numerator * inverse[:, None]
+            by_total = -(by_numerator * out).sum(dim=1)
+        by_value, by_total = sddmm(pattern, by_numerator, v), by_total[row]
+        grad_values[head] += terms.scores * by_value * terms.unit
+        grad_magnitudes[head] += terms.total_scores * by_total * terms.unit
+        by_score, by_total_score = terms.values * by_value, terms.magnitudes * by_total
         if absolute:
-            grad_q[b] = q[b].sign() * spmm(pattern, bare, k[b].abs())
-            grad_k[b] = k[b].sign() * spmm(pattern, bare, q[b].abs(), transpose=True)
+            grads["q"][g] = q.sign() * spmm(pattern, by_total_score, k.abs())
+            grads["k"][g] = k.sign() * spmm(pattern, by_total_score, q.abs(), transpose=True)
         else:
-            through = (through + bare) * terms.scores if softmax else through + bare
-        grad_q[b] += spmm(pattern, through, k[b])
-        grad_k[b] += spmm(pattern, through, q[b], transpose=True)
-        grad_v[b] = spmm(pattern, terms.scores * terms.values, pulled, transpose=True)
-    return grad_values, grad_magnitudes, grad_q, grad_k, grad_v
+            by_score = by_score + by_total_score
+            by_score = by_score * terms.scores if softmax else by_score
+        grads["q"][g] += spmm(pattern, by_score, k)
+        grads["k"][g] += spmm(pattern, by_score, q, transpose=True)
+        grads["v"][g] = spmm(pattern, terms.scores * terms.values, by_numerator, transpose=True)
+    return grads

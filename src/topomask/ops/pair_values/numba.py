@@ -6,119 +6,114 @@ have nearby numbers.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 import torch
 from numba import prange
 from torch import Tensor
 
 from topomask.ops import segments
-from topomask.ops.backend import MAX_PARTS, Kernel, arrays, row_blocks
+from topomask.ops.backend import MAX_PARTS, Kernel, arrays, by_head, row_blocks
+from topomask.ops.pair_values.reference import Factors, Product
 
 
-def _count(query_row_ptr, query_columns, key_column_ptr, key_rows, num_keys, starts, counts):
+class _Factors(NamedTuple):
+    """Features of queries by row and of keys by column, as arrays."""
+
+    row_ptr: np.ndarray
+    columns: np.ndarray
+    column_ptr: np.ndarray
+    rows: np.ndarray
+    num_keys: int
+
+
+def _count(factors, starts, counts):
     """Entries of every row of the product."""
+    row_ptr, columns, column_ptr, rows, num_keys = factors
     for block in prange(starts.shape[0] - 1):
         seen = np.full(num_keys, -1, np.int64)
         for i in range(starts[block], starts[block + 1]):
             count = 0
-            for entry in range(query_row_ptr[i], query_row_ptr[i + 1]):
-                c = query_columns[entry]
-                for place in range(key_column_ptr[c], key_column_ptr[c + 1]):
-                    j = key_rows[place]
+            for entry in range(row_ptr[i], row_ptr[i + 1]):
+                c = columns[entry]
+                for place in range(column_ptr[c], column_ptr[c + 1]):
+                    j = rows[place]
                     if seen[j] != i:
                         seen[j] = i
                         count += 1
             counts[i] = count
 
 
-def _fill(query_row_ptr, query_columns, key_column_ptr, key_rows, num_keys, starts, row_ptr, columns):
+def _fill(factors, starts, pair_ptr, pair_columns):
     """Ascending columns of every row of the product."""
+    row_ptr, columns, column_ptr, rows, num_keys = factors
     for block in prange(starts.shape[0] - 1):
         seen = np.full(num_keys, -1, np.int64)
         for i in range(starts[block], starts[block + 1]):
-            p = row_ptr[i]
-            for entry in range(query_row_ptr[i], query_row_ptr[i + 1]):
-                c = query_columns[entry]
-                for place in range(key_column_ptr[c], key_column_ptr[c + 1]):
-                    j = key_rows[place]
+            p = pair_ptr[i]
+            for entry in range(row_ptr[i], row_ptr[i + 1]):
+                c = columns[entry]
+                for place in range(column_ptr[c], column_ptr[c + 1]):
+                    j = rows[place]
                     if seen[j] != i:
                         seen[j] = i
-                        columns[p] = j
+                        pair_columns[p] = j
                         p += 1
-            columns[row_ptr[i] : row_ptr[i + 1]].sort()
+            pair_columns[pair_ptr[i] : pair_ptr[i + 1]].sort()
 
 
-def _values(
-    row_ptr,
-    columns,
-    query_row_ptr,
-    query_columns,
-    key_column_ptr,
-    key_rows,
-    num_keys,
-    query_values,
-    key_values,
-    starts,
-    out,
-):
-    """Values of the product on its pattern."""
+def _values(factors, pair_ptr, pair_columns, query_values, key_values, starts, out):
+    """Values [V, P] of the product on its pattern."""
+    row_ptr, columns, column_ptr, rows, num_keys = factors
     for block in prange(starts.shape[0] - 1):
         total = np.zeros(num_keys, out.dtype)
-        for i in range(starts[block], starts[block + 1]):
-            for entry in range(query_row_ptr[i], query_row_ptr[i + 1]):
-                c, value = query_columns[entry], query_values[entry]
-                for place in range(key_column_ptr[c], key_column_ptr[c + 1]):
-                    total[key_rows[place]] += value * key_values[place]
-            for p in range(row_ptr[i], row_ptr[i + 1]):
-                out[p] = total[columns[p]]
-                total[columns[p]] = 0
+        for head in range(out.shape[0]):
+            query, key, target = query_values[head], key_values[head], out[head]
+            for i in range(starts[block], starts[block + 1]):
+                for entry in range(row_ptr[i], row_ptr[i + 1]):
+                    c, value = columns[entry], query[entry]
+                    for place in range(column_ptr[c], column_ptr[c + 1]):
+                        total[rows[place]] += value * key[place]
+                for p in range(pair_ptr[i], pair_ptr[i + 1]):
+                    target[p] = total[pair_columns[p]]
+                    total[pair_columns[p]] = 0
 
 
-def _backward(
-    grad,
-    row_ptr,
-    columns,
-    query_row_ptr,
-    query_columns,
-    key_column_ptr,
-    key_rows,
-    num_keys,
-    query_values,
-    key_values,
-    starts,
-    grad_query,
-    parts_key,
-):
-    """Gradients in the query values, and in the key values with one summand per block of rows."""
+def _backward(grads, factors, pair_ptr, pair_columns, query_values, key_values, starts, grad_query, parts_key):
+    """Gradients [V, P_q] in values of queries; and [blocks, V, P_k] in those of keys, a summand per block of rows."""
+    row_ptr, columns, column_ptr, rows, num_keys = factors
     for block in prange(starts.shape[0] - 1):
-        row_grad = np.zeros(num_keys, grad.dtype)
-        for i in range(starts[block], starts[block + 1]):
-            for p in range(row_ptr[i], row_ptr[i + 1]):
-                row_grad[columns[p]] = grad[p]
-            for entry in range(query_row_ptr[i], query_row_ptr[i + 1]):
-                c, value = query_columns[entry], query_values[entry]
-                total = value * 0
-                for place in range(key_column_ptr[c], key_column_ptr[c + 1]):
-                    g = row_grad[key_rows[place]]
-                    total += g * key_values[place]
-                    parts_key[block, place] += g * value
-                grad_query[entry] = total
+        row_grad = np.zeros(num_keys, grads.dtype)
+        for head in range(grads.shape[0]):
+            grad, query, key = grads[head], query_values[head], key_values[head]
+            to_query, to_key = grad_query[head], parts_key[block, head]
+            for i in range(starts[block], starts[block + 1]):
+                for p in range(pair_ptr[i], pair_ptr[i + 1]):
+                    row_grad[pair_columns[p]] = grad[p]
+                for entry in range(row_ptr[i], row_ptr[i + 1]):
+                    c, value = columns[entry], query[entry]
+                    total = value * 0
+                    for place in range(column_ptr[c], column_ptr[c + 1]):
+                        g = row_grad[rows[place]]
+                        total += g * key[place]
+                        to_key[place] += g * value
+                    to_query[entry] = total
 
 
 _count_kernel, _fill_kernel = Kernel(_count), Kernel(_fill)
 _values_kernel, _backward_kernel = Kernel(_values, fastmath=True), Kernel(_backward, fastmath=True)
 
 
-def pair_pattern(
-    query_row_ptr: Tensor, query_columns: Tensor, key_column_ptr: Tensor, key_rows: Tensor, num_keys: int
-) -> tuple[Tensor, Tensor]:
+def _arrays(factors: Factors) -> _Factors:
+    row_ptr, columns, column_ptr, rows = arrays(factors.row_ptr, factors.columns, factors.column_ptr, factors.rows)
+    return _Factors(row_ptr, columns, column_ptr, rows, factors.num_keys)
+
+
+def pair_pattern(factors: Factors) -> tuple[Tensor, Tensor]:
     """Row pointers and ascending columns of the product."""
-    inputs = (
-        *arrays(query_row_ptr, query_columns, key_column_ptr, key_rows),
-        num_keys,
-        row_blocks(query_row_ptr, MAX_PARTS),
-    )
-    counts = torch.zeros(len(query_row_ptr) - 1, dtype=torch.int64, device="cpu")
+    inputs = (_arrays(factors), row_blocks(factors.row_ptr, MAX_PARTS))
+    counts = torch.zeros(len(factors.row_ptr) - 1, dtype=torch.int64, device="cpu")
     _count_kernel(*inputs, counts.numpy())
     row_ptr = segments.pointers(counts)
     columns = torch.empty(int(row_ptr[-1]), dtype=torch.int64, device="cpu")
@@ -126,51 +121,35 @@ def pair_pattern(
     return row_ptr, columns
 
 
-def pair_values(
-    row_ptr: Tensor,
-    columns: Tensor,
-    query_row_ptr: Tensor,
-    query_columns: Tensor,
-    key_column_ptr: Tensor,
-    key_rows: Tensor,
-    num_keys: int,
-    query_values: Tensor,
-    key_values: Tensor,
-) -> Tensor:
-    """Values of the product on its pattern, [P]; ``key_values`` come in column order."""
-    out = query_values.new_empty(len(columns))
+def pair_values(product: Product) -> Tensor:
+    """Values of the product on its pattern, [P] or [V, P]."""
+    query, key = product.query_values, product.key_values
+    out = query.new_empty(*query.shape[:-1], len(product.columns))
     _values_kernel(
-        *arrays(row_ptr, columns, query_row_ptr, query_columns, key_column_ptr, key_rows),
-        num_keys,
-        *arrays(query_values, key_values),
-        row_blocks(query_row_ptr, MAX_PARTS),
-        out.numpy(),
+        _arrays(product.factors),
+        *arrays(product.row_ptr, product.columns),
+        by_head(query),
+        by_head(key),
+        row_blocks(product.factors.row_ptr, MAX_PARTS),
+        by_head(out),
     )
     return out
 
 
-def pair_values_backward(
-    grad: Tensor,
-    row_ptr: Tensor,
-    columns: Tensor,
-    query_row_ptr: Tensor,
-    query_columns: Tensor,
-    key_column_ptr: Tensor,
-    key_rows: Tensor,
-    num_keys: int,
-    query_values: Tensor,
-    key_values: Tensor,
-) -> tuple[Tensor, Tensor]:
-    """Derivatives in the values of queries and of keys (in column order)."""
-    starts = row_blocks(query_row_ptr, MAX_PARTS)
-    grad_query = torch.empty_like(query_values, memory_format=torch.contiguous_format)
-    parts_key = key_values.new_zeros(len(starts) - 1, len(key_values))
+def pair_values_backward(product: Product, grad: Tensor) -> dict[str, Tensor]:
+    """Gradients in the values of queries and of keys."""
+    query, key = product.query_values, product.key_values
+    starts = row_blocks(product.factors.row_ptr, MAX_PARTS)
+    grad_query = torch.empty_like(query, memory_format=torch.contiguous_format)
+    parts_key = key.new_zeros(len(starts) - 1, *(key.shape if key.ndim == 2 else (1, *key.shape)))
     _backward_kernel(
-        *arrays(grad, row_ptr, columns, query_row_ptr, query_columns, key_column_ptr, key_rows),
-        num_keys,
-        *arrays(query_values, key_values),
+        by_head(grad),
+        _arrays(product.factors),
+        *arrays(product.row_ptr, product.columns),
+        by_head(query),
+        by_head(key),
         starts,
-        grad_query.numpy(),
+        by_head(grad_query),
         parts_key.numpy(),
     )
-    return grad_query, parts_key.sum(dim=0)
+    return {"query_values": grad_query, "key_values": parts_key.sum(dim=0).reshape(key.shape)}

@@ -1,15 +1,20 @@
-"""Sparse matrix times dense matrix, and its adjoint in the values: each is the other's derivative."""
+"""Sparse matrix times dense matrix, and its adjoint in the values: each is the other's derivative.
+
+``R`` rows, ``N`` columns, ``P`` entries. Several heads may share a pattern: values are then [V, P], and dense matrices
+have V in front.
+"""
 
 from __future__ import annotations
 
-from types import ModuleType
-from typing import Any, NamedTuple
+from collections.abc import Collection
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from topomask.ops import segments
-from topomask.ops.backend import compiled, in_float32
+from topomask.ops.backend import implementation
+from topomask.ops.registration import Op
 from topomask.ops.sparse_product import reference
 
 
@@ -32,112 +37,118 @@ class Pattern(NamedTuple):
         return Pattern(*(tensor.to(device) for tensor in self))
 
 
-def _backend(tensor: Tensor) -> ModuleType:
-    if not compiled(tensor):
-        return reference
-    from topomask.ops.sparse_product import numba
-
-    return numba
-
-
 def make_pattern(row_ptr: Tensor, columns: Tensor, num_columns: int) -> Pattern:
     """Index a pattern by columns too."""
     counts = torch.bincount(columns, minlength=num_columns)
     column_ptr = segments.pointers(counts)
     columns = columns.to(segments.index_type(max(num_columns, len(row_ptr))))
-    return Pattern(row_ptr, columns, column_ptr, *_backend(columns).by_column(row_ptr, columns, column_ptr))
+    rows, order = implementation(reference, columns).by_column(row_ptr, columns, column_ptr)
+    return Pattern(row_ptr, columns, column_ptr, rows, order)
 
 
-@torch.library.custom_op("topomask::spmm", mutates_args=())
-def _spmm(
-    row_ptr: Tensor,
-    columns: Tensor,
-    column_ptr: Tensor,
-    rows: Tensor,
-    order: Tensor,
-    values: Tensor,
-    x: Tensor,
-    transpose: bool,
-) -> Tensor:
-    if transpose:
-        return _backend(x).spmm(column_ptr, rows, values[order], x)
-    return _backend(x).spmm(row_ptr, columns, values, x)
+class _Product(NamedTuple):
+    pattern: Pattern
+    values: Tensor  # [P] or [V, P]
+    x: Tensor  # [N, C] or [V, N, C]; R in place of N where transposed
+    transpose: bool
 
 
-@_spmm.register_fake
-def _(
-    row_ptr: Tensor,
-    columns: Tensor,
-    column_ptr: Tensor,
-    rows: Tensor,
-    order: Tensor,
-    values: Tensor,
-    x: Tensor,
-    transpose: bool,
-) -> Tensor:
-    return x.new_empty((column_ptr if transpose else row_ptr).shape[0] - 1, x.shape[1])
+class _Samples(NamedTuple):
+    pattern: Pattern
+    a: Tensor  # [R, C] or [V, R, C]
+    b: Tensor  # [N, C] or [V, N, C]
 
 
-@torch.library.custom_op("topomask::sddmm", mutates_args=())
-def _sddmm(
-    row_ptr: Tensor, columns: Tensor, column_ptr: Tensor, rows: Tensor, order: Tensor, a: Tensor, b: Tensor
-) -> Tensor:
-    return _backend(a).sddmm(row_ptr, columns, a, b)
+def _spmm(product: _Product) -> Tensor:
+    pattern, values, x, transpose = product
+    entries = (pattern.column_ptr, pattern.rows) if transpose else (pattern.row_ptr, pattern.columns)
+    values = values[..., pattern.order] if transpose else values
+    if x.ndim == 3:
+        return implementation(reference, x).spmm(*entries, values, x)
+    return implementation(reference, x).spmm(*entries, values[None], x[None])[0]
 
 
-@_sddmm.register_fake
-def _(
-    row_ptr: Tensor, columns: Tensor, column_ptr: Tensor, rows: Tensor, order: Tensor, a: Tensor, b: Tensor
-) -> Tensor:
-    return a.new_empty(columns.shape[0])
+def _spmm_fake(product: _Product) -> Tensor:
+    pattern, _, x, transpose = product
+    num_rows = (pattern.column_ptr if transpose else pattern.row_ptr).shape[0] - 1
+    return x.new_empty(*x.shape[:-2], num_rows, x.shape[-1])
 
 
-def _save_spmm(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs[:-1])
-    ctx.transpose = inputs[-1]
+def _spmm_backward(
+    product: _Product, outputs: tuple[Tensor, ...], grad: Tensor, wanted: Collection[str]
+) -> dict[str, Tensor]:
+    pattern, _, x, transpose = product
+    grads = {}
+    if "values" in wanted:
+        grads["values"] = _sddmm_op(_Samples(pattern, *((x, grad) if transpose else (grad, x))))
+    if "x" in wanted:
+        grads["x"] = _spmm_op(product._replace(x=grad, transpose=not transpose))
+    return grads
 
 
-def _spmm_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    *pattern, values, x = ctx.saved_tensors
-    pair = (x, grad) if ctx.transpose else (grad, x)
-    grad_values = _sddmm(*pattern, *pair) if ctx.needs_input_grad[5] else None
-    grad_x = _spmm(*pattern, values, grad, not ctx.transpose) if ctx.needs_input_grad[6] else None
-    return None, None, None, None, None, grad_values, grad_x, None
+def _sddmm(samples: _Samples) -> Tensor:
+    pattern, a, b = samples
+    entries = (pattern.row_ptr, pattern.columns)
+    if a.ndim == 3:
+        return implementation(reference, a).sddmm(*entries, a, b)
+    return implementation(reference, a).sddmm(*entries, a[None], b[None])[0]
 
 
-def _save_sddmm(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs)
+def _sddmm_fake(samples: _Samples) -> Tensor:
+    return samples.a.new_empty(*samples.a.shape[:-2], samples.pattern.columns.shape[0])
 
 
-def _sddmm_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    *pattern, a, b = ctx.saved_tensors
-    grad_a = _spmm(*pattern, grad, b, False) if ctx.needs_input_grad[5] else None
-    grad_b = _spmm(*pattern, grad, a, True) if ctx.needs_input_grad[6] else None
-    return None, None, None, None, None, grad_a, grad_b
+def _sddmm_backward(
+    samples: _Samples, _: tuple[Tensor, ...], grad: Tensor, wanted: Collection[str]
+) -> dict[str, Tensor]:
+    grads = {}
+    if "a" in wanted:
+        grads["a"] = _spmm_op(_Product(samples.pattern, grad, samples.b, transpose=False))
+    if "b" in wanted:
+        grads["b"] = _spmm_op(_Product(samples.pattern, grad, samples.a, transpose=True))
+    return grads
 
 
-_spmm.register_autograd(_spmm_backward, setup_context=_save_spmm)
-_sddmm.register_autograd(_sddmm_backward, setup_context=_save_sddmm)
-in_float32(_spmm)
-in_float32(_sddmm)
+_spmm_op = Op("spmm", _Product, _spmm, _spmm_fake, gradients=("values", "x"), backward=_spmm_backward)
+_sddmm_op = Op("sddmm", _Samples, _sddmm, _sddmm_fake, gradients=("a", "b"), backward=_sddmm_backward)
 
 
 def spmm(pattern: Pattern, values: Tensor, x: Tensor, transpose: bool = False) -> Tensor:
-    """Sparse matrix [R, N] with ``values`` [P], or its transpose, times ``x``; differentiable in both.
+    """Sparse matrix [R, N], or its transpose, times a dense one; differentiable in both.
 
     Sums are taken in at least float32; the answer has the precision of ``x``.
+
+    Args:
+        pattern: Where the matrix has entries, [R, N].
+        values: Its entries, [P]; or those of every head, [V, P].
+        x: [N, C], or [V, N, C]; with R in place of N for the transpose.
+        transpose: Whether to multiply by the transpose.
+
+    Returns:
+        [R, C], or [V, R, C]; with N in place of R for the transpose.
     """
     # The compiler knows the fields of a pattern, but not always its properties.
     count = len(pattern.row_ptr if transpose else pattern.column_ptr) - 1
-    if x.ndim != 2 or len(x) != count:
+    if x.ndim != values.ndim + 1 or x.shape[:-1] != (*values.shape[:-1], count):
+        wanted = ", ".join(str(size) for size in (*values.shape[:-1], count))
         raise ValueError(
-            f"`x` must have shape [{count}, C] to be multiplied by a sparse matrix of {count} columns, but has shape "
-            f"{tuple(x.shape)}. Pass a row per column of the matrix: per node of a graph, or per feature."
+            f"`x` must have shape [{wanted}, C] to be multiplied by a sparse matrix of {count} columns with values of "
+            f"shape {tuple(values.shape)}, but has shape {tuple(x.shape)}. Pass a row per column of the matrix: per "
+            "node of a graph, or per feature."
         )
     wide = torch.promote_types(x.dtype, torch.float32)
-    return _spmm(*pattern, values.to(wide), x.to(wide), transpose).to(x.dtype)
+    return _spmm_op(_Product(pattern, values.to(wide), x.to(wide), transpose)).to(x.dtype)
 
 
 def sddmm(pattern: Pattern, a: Tensor, b: Tensor) -> Tensor:
-    """Entries of ``a @ b.T`` where the pattern has any, [P], for a [R, C] and b [N, C]; differentiable in both."""
-    return _sddmm(*pattern, a, b)
+    """Entries of ``a @ b.mT`` where a pattern has any; differentiable in both.
+
+    Args:
+        pattern: [R, N].
+        a: [R, C], or [V, R, C].
+        b: [N, C], or [V, N, C].
+
+    Returns:
+        [P], or [V, P].
+    """
+    return _sddmm_op(_Samples(pattern, a, b))

@@ -24,53 +24,58 @@ def _by_column(row_ptr, columns, places, rows, order):
 
 
 def _spmm(row_ptr, columns, values, x, starts, out):
-    """Rows of the product, four entries at a time."""
-    width = x.shape[1]
+    """Rows of the products, four entries at a time."""
+    width = x.shape[2]
     for block in prange(starts.shape[0] - 1):
-        for i in range(starts[block], starts[block + 1]):
-            for start in range(0, width, _WIDTH):
-                row, stop = out[i, start : start + _WIDTH], min(_WIDTH, width - start)
-                for c in range(stop):
-                    row[c] = 0
-                p, end = row_ptr[i], row_ptr[i + 1]
-                while p + 4 <= end:
-                    x0, x1 = x[columns[p], start:], x[columns[p + 1], start:]
-                    x2, x3 = x[columns[p + 2], start:], x[columns[p + 3], start:]
-                    w0, w1, w2, w3 = values[p], values[p + 1], values[p + 2], values[p + 3]
+        for head in range(x.shape[0]):
+            weights, source, target = values[head], x[head], out[head]
+            for i in range(starts[block], starts[block + 1]):
+                for start in range(0, width, _WIDTH):
+                    row, stop = target[i, start : start + _WIDTH], min(_WIDTH, width - start)
                     for c in range(stop):
-                        row[c] += w0 * x0[c] + w1 * x1[c] + w2 * x2[c] + w3 * x3[c]
-                    p += 4
-                while p < end:
-                    x0, w0 = x[columns[p], start:], values[p]
-                    for c in range(stop):
-                        row[c] += w0 * x0[c]
-                    p += 1
+                        row[c] = 0
+                    p, end = row_ptr[i], row_ptr[i + 1]
+                    while p + 4 <= end:
+                        x0, x1 = source[columns[p], start:], source[columns[p + 1], start:]
+                        x2, x3 = source[columns[p + 2], start:], source[columns[p + 3], start:]
+                        w0, w1, w2, w3 = weights[p], weights[p + 1], weights[p + 2], weights[p + 3]
+                        for c in range(stop):
+                            row[c] += w0 * x0[c] + w1 * x1[c] + w2 * x2[c] + w3 * x3[c]
+                        p += 4
+                    while p < end:
+                        x0, w0 = source[columns[p], start:], weights[p]
+                        for c in range(stop):
+                            row[c] += w0 * x0[c]
+                        p += 1
 
 
 def _sddmm(row_ptr, columns, a, b, starts, out):
     """Products of rows of ``a`` with rows of ``b``, four at a time."""
-    width = a.shape[1]
+    width = a.shape[2]
     for block in prange(starts.shape[0] - 1):
         zero = a.dtype.type(0)
-        for i in range(starts[block], starts[block + 1]):
-            p, end = row_ptr[i], row_ptr[i + 1]
-            while p + 4 <= end:
-                b0, b1, b2, b3 = b[columns[p]], b[columns[p + 1]], b[columns[p + 2]], b[columns[p + 3]]
-                s0, s1, s2, s3 = zero, zero, zero, zero
-                for c in range(width):
-                    value = a[i, c]
-                    s0 += value * b0[c]
-                    s1 += value * b1[c]
-                    s2 += value * b2[c]
-                    s3 += value * b3[c]
-                out[p], out[p + 1], out[p + 2], out[p + 3] = s0, s1, s2, s3
-                p += 4
-            while p < end:
-                b0, s0 = b[columns[p]], zero
-                for c in range(width):
-                    s0 += a[i, c] * b0[c]
-                out[p] = s0
-                p += 1
+        for head in range(a.shape[0]):
+            left, right, target = a[head], b[head], out[head]
+            for i in range(starts[block], starts[block + 1]):
+                p, end = row_ptr[i], row_ptr[i + 1]
+                while p + 4 <= end:
+                    b0, b1 = right[columns[p]], right[columns[p + 1]]
+                    b2, b3 = right[columns[p + 2]], right[columns[p + 3]]
+                    s0, s1, s2, s3 = zero, zero, zero, zero
+                    for c in range(width):
+                        value = left[i, c]
+                        s0 += value * b0[c]
+                        s1 += value * b1[c]
+                        s2 += value * b2[c]
+                        s3 += value * b3[c]
+                    target[p], target[p + 1], target[p + 2], target[p + 3] = s0, s1, s2, s3
+                    p += 4
+                while p < end:
+                    b0, s0 = right[columns[p]], zero
+                    for c in range(width):
+                        s0 += left[i, c] * b0[c]
+                    target[p] = s0
+                    p += 1
 
 
 _by_column_kernel = Kernel(_by_column, threads=False)
@@ -87,14 +92,14 @@ def by_column(row_ptr: Tensor, columns: Tensor, column_ptr: Tensor) -> tuple[Ten
 
 
 def spmm(row_ptr: Tensor, columns: Tensor, values: Tensor, x: Tensor) -> Tensor:
-    """A sparse matrix [R, N] with ``values`` [P] times ``x`` [N, C]."""
-    out = x.new_empty(len(row_ptr) - 1, x.shape[1])
+    """Sparse matrices [R, N] of one pattern with ``values`` [V, P] times ``x`` [V, N, C], [V, R, C]."""
+    out = x.new_empty(len(x), len(row_ptr) - 1, x.shape[2])
     _spmm_kernel(*arrays(row_ptr, columns, values, x), row_blocks(row_ptr), *arrays(out))
     return out
 
 
 def sddmm(row_ptr: Tensor, columns: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """The entries of ``a @ b.T`` at the places of a sparse pattern, [P], for a [R, C] and b [N, C]."""
-    out = a.new_empty(len(columns))
+    """The entries of ``a @ b.mT`` at the places of a sparse pattern, [V, P], for a [V, R, C] and b [V, N, C]."""
+    out = a.new_empty(len(a), len(columns))
     _sddmm_kernel(*arrays(row_ptr, columns, a, b), row_blocks(row_ptr), *arrays(out))
     return out

@@ -20,26 +20,32 @@ def by_column(row_ptr: Tensor, columns: Tensor, column_ptr: Tensor) -> tuple[Ten
 
 
 def spmm(row_ptr: Tensor, columns: Tensor, values: Tensor, x: Tensor) -> Tensor:
-    """A sparse matrix [R, N] with ``values`` [P] times ``x`` [N, C]."""
-    if not len(columns) or not x.shape[1]:
-        return x.new_zeros(len(row_ptr) - 1, x.shape[1])
+    """Sparse matrices [R, N] of one pattern with ``values`` [V, P] times ``x`` [V, N, C], [V, R, C]."""
+    num_rows = len(row_ptr) - 1
+    if not len(columns) or not x.numel():
+        return x.new_zeros(len(x), num_rows, x.shape[2])
     # A weighted sum of looked-up rows: torch's embedding bag is that product without an intermediate of size [P, C].
-    return F.embedding_bag(
-        columns,
-        x.contiguous(),
-        row_ptr.to(columns.dtype),
-        mode="sum",
-        per_sample_weights=values.contiguous(),
-        include_last_offset=True,
-    )
+    products = [
+        F.embedding_bag(
+            columns,
+            x_head.contiguous(),
+            row_ptr.to(columns.dtype),
+            mode="sum",
+            per_sample_weights=values_head.contiguous(),
+            include_last_offset=True,
+        )
+        for values_head, x_head in zip(values, x, strict=True)
+    ]
+    return torch.stack(products)
 
 
 def sddmm(row_ptr: Tensor, columns: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """The entries of ``a @ b.T`` at the places of a sparse pattern, [P], for a [R, C] and b [N, C]."""
-    out = a.new_empty(len(columns))
+    """The entries of ``a @ b.mT`` at the places of a sparse pattern, [V, P], for a [V, R, C] and b [V, N, C]."""
+    out = a.new_empty(len(a), len(columns))
     rows = segments.index(row_ptr)
-    step = max(1, _ELEMENTS_PER_CHUNK // max(1, a.shape[1]))
-    for start in range(0, len(columns), step):
-        part = slice(start, start + step)
-        torch.sum(a[rows[part]] * b[columns[part]], dim=1, out=out[part])
+    step = max(1, _ELEMENTS_PER_CHUNK // max(1, a.shape[2]))
+    for head in range(len(a)):
+        for start in range(0, len(columns), step):
+            part = slice(start, start + step)
+            torch.sum(a[head, rows[part]] * b[head, columns[part]], dim=1, out=out[head, part])
     return out

@@ -1,9 +1,10 @@
 """Attention in tiles of 16 queries, for float32 on the CPU.
 
 Queries with many keys in common share a tile (``layout.py``). A tile visits the union of their keys: keys that at least
-two of its queries see are taken eight at a time against all 16 lanes (``vectors.py``), the others pair by pair. The
-weights of a tile (``weights.py``) are packed before, or entries of a pattern, or products of walk features, which are
-then formed tile by tile and never stored.
+two of its queries see are taken eight at a time against all 16 lanes (``vectors.py``), the others pair by pair
+(``row_vectors.py``). The weights of a tile (``weights.py``) are packed before, or entries of a pattern, or products of
+features, which are then formed tile by tile and never stored. Items of a batch that have the same weights, those of a
+head, go through a tile one after the other (``forward.py``, ``backward.py``).
 """
 
 from __future__ import annotations
@@ -14,204 +15,271 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from topomask.ops.backend import MAX_PARTS, arrays, row_blocks
-from topomask.ops.tiles.kernels import backward_kernel, fold_kernel, forward_kernel, share_kernel
+from topomask.ops.backend import MAX_PARTS, arrays, by_head, row_blocks
+from topomask.ops.tiles.backward import backward_kernel, fold_kernel, share_kernel
+from topomask.ops.tiles.forward import forward_kernel
 from topomask.ops.tiles.layout import Layout
-from topomask.ops.tiles.vectors import LANES
-from topomask.ops.tiles.weights import ENTRIES, FEATURES, PACKED, pack_kernel
-
-
-class Source(NamedTuple):
-    """Where the weights of a layout come from; tensors that a kind does not need are empty."""
-
-    kind: int  # PACKED, ENTRIES or FEATURES
-    own: bool  # whether sizes differ from weights
-    packed: tuple[Tensor, Tensor]  # weights and sizes [starts[-1] * 16]
-    entries: tuple[Tensor, Tensor, Tensor, Tensor]  # row_ptr, slots, values, sizes
-    # Of queries: row_ptr, columns, values, sizes; of keys, by column: column_ptr, rows, values, sizes.
-    features: tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
-
+from topomask.ops.tiles.llvm import KEYS, LANES
+from topomask.ops.tiles.records import (
+    ENTRIES,
+    FEATURES,
+    PACKED,
+    BackwardScratch,
+    Entries,
+    Features,
+    Numbering,
+    Options,
+    Packed,
+    Results,
+    Schedule,
+    Scratch,
+    Source,
+    SourceGradients,
+    TokenGradients,
+    Tokens,
+)
+from topomask.ops.tiles.weights import pack_kernel
 
 # Tiles that go through the whole batch together, and their keys.
-_MOST_TOGETHER, _KEYS_TOGETHER = 8, 4096
+_MAX_TOGETHER, _MAX_KEYS_TOGETHER = 8, 4096
 
-_FLOATS, _INTS, _LONGS = (torch.zeros(0, dtype=t, device="cpu") for t in (torch.float32, torch.int32, torch.int64))
-_NO_PACKED = (_FLOATS, _FLOATS)
-_NO_ENTRIES = (_LONGS, _INTS, _FLOATS, _FLOATS)
-_NO_FEATURES = (_LONGS, _INTS, _FLOATS, _FLOATS, _LONGS, _INTS, _FLOATS, _FLOATS)
+_NO_FLOATS, _NO_INTS, _NO_LONGS = np.zeros((0, 0), np.float32), np.zeros(0, np.int32), np.zeros(0, np.int64)
+_NO_PACKED = Packed(_NO_FLOATS, _NO_FLOATS)
+_NO_ENTRIES = Entries(_NO_LONGS, _NO_INTS, _NO_FLOATS, _NO_FLOATS)
+_NO_FEATURES = Features(_NO_LONGS, _NO_INTS, _NO_FLOATS, _NO_FLOATS, _NO_LONGS, _NO_INTS, _NO_FLOATS, _NO_FLOATS)
 
 
-def from_packed(weights: Tensor, sizes: Tensor) -> Source:
+class Attention(NamedTuple):
+    """What is attended to, and how, beside the weights."""
+
+    q: Tensor  # [G, R, M]
+    k: Tensor  # [G, N, M]
+    v: Tensor  # [G, N, D]
+    is_key: Tensor | None  # [G, N]
+    softmax: bool
+    normalize: bool
+
+
+def _rows(values: Tensor | None) -> np.ndarray:
+    """Values [P] or [V, P] by head; empty for None."""
+    return _NO_FLOATS if values is None else by_head(values)
+
+
+def from_packed(weights: Tensor, magnitudes: Tensor | None) -> Source:
     """Weights as :func:`pack_features` gave them."""
-    return Source(PACKED, len(sizes) > 0, (weights, sizes), _NO_ENTRIES, _NO_FEATURES)
+    return Source(PACKED, len(weights), Packed(_rows(weights), _rows(magnitudes)), _NO_ENTRIES, _NO_FEATURES)
 
 
-def from_entries(row_ptr: Tensor, slots: Tensor, values: Tensor, sizes: Tensor) -> Source:
-    """Values of the entries of a pattern; ``sizes`` is empty where they are the values."""
-    return Source(ENTRIES, len(sizes) > 0, _NO_PACKED, (row_ptr, slots, values, sizes), _NO_FEATURES)
+def from_entries(row_ptr: Tensor, slots: np.ndarray, values: Tensor, magnitudes: Tensor | None) -> Source:
+    """Values of the entries of a pattern, [P] or [V, P]."""
+    entries = Entries(*arrays(row_ptr), slots, _rows(values), _rows(magnitudes))
+    return Source(ENTRIES, len(entries.values), _NO_PACKED, entries, _NO_FEATURES)
 
 
-def from_features(*features: Tensor) -> Source:
-    """Products of walk features of queries and keys."""
-    assert len(features) == 8
-    return Source(FEATURES, len(features[3]) > 0, _NO_PACKED, _NO_ENTRIES, features)
+def from_features(
+    row_ptr: Tensor,
+    columns: Tensor,
+    query_values: Tensor,
+    query_magnitudes: Tensor | None,
+    column_ptr: Tensor,
+    rows: Tensor,
+    key_values: Tensor,
+    key_magnitudes: Tensor | None,
+) -> Source:
+    """Products of features of queries, by row, and of keys, by column; values are [P] or [V, P]."""
+    features = Features(
+        *arrays(row_ptr, columns),
+        _rows(query_values),
+        _rows(query_magnitudes),
+        *arrays(column_ptr, rows),
+        _rows(key_values),
+        _rows(key_magnitudes),
+    )
+    return Source(FEATURES, len(features.query_values), _NO_PACKED, _NO_ENTRIES, features)
 
 
-def _maps(layout: Layout, source: Source, num_keys: int, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Room for numbering the columns and keys that a tile sees, for every block."""
+def _has_magnitudes(source: Source) -> bool:
+    """Whether the normaliser takes other numbers than the weights."""
+    kinds = (source.packed.magnitudes, source.entries.magnitudes, source.features.query_magnitudes)
+    return len(kinds[source.kind]) > 0
+
+
+def _numbering(layout: Layout, source: Source, num_keys: int, num_blocks: int) -> Numbering:
     if source.kind != FEATURES:
-        return tuple(np.zeros((count, 0), np.int32) for _ in range(3))  # type: ignore[return-value]
-    num_inner = len(source.features[4]) - 1
-    return (
-        np.full((count, num_inner), -1, np.int32),
-        np.empty((count, layout.most_inner), np.int32),
-        np.empty((count, num_keys), np.int32),
+        return Numbering(*(np.zeros((num_blocks, 0), np.int32) for _ in range(3)))
+    return Numbering(
+        np.full((num_blocks, len(source.features.column_ptr) - 1), -1, np.int32),
+        np.empty((num_blocks, layout.max_columns), np.int32),
+        np.empty((num_blocks, num_keys), np.int32),
     )
 
 
-def _nested(parts: tuple[Tensor, ...]) -> tuple[np.ndarray, ...]:
-    return tuple(arrays(*parts))
+def _empty(*shape: int) -> np.ndarray:
+    return torch.empty(shape, dtype=torch.float32, device="cpu").numpy()
 
 
-def _tables(layout: Layout) -> tuple[np.ndarray | int, ...]:
-    return (*arrays(*layout[:6]), layout.num_rows)
+def _scratch(layout: Layout, num_blocks: int, separate_magnitudes: bool, attention: Attention) -> Scratch:
+    weights, lanes = layout.max_keys * LANES, LANES
+    query, value = (_padded(x.shape[2]) * lanes for x in (attention.q, attention.v))
+    all_weights = _together(layout) * weights
+    return Scratch(
+        weights=_empty(num_blocks, all_weights),
+        magnitudes=_empty(num_blocks, all_weights if separate_magnitudes else 0),
+        scores=_empty(num_blocks, max(weights, KEYS * lanes)),
+        bits=np.empty((num_blocks, weights), np.int32),
+        query_rows=_empty(num_blocks, query),
+        query_lanes=_empty(num_blocks, query),
+        value_rows=_empty(num_blocks, value),
+        value_lanes=_empty(num_blocks, value),
+        totals=_empty(num_blocks, lanes),
+        tops=_empty(num_blocks, lanes),
+        caps=_empty(num_blocks, lanes),
+        feature_lanes=_empty(num_blocks, layout.max_columns * lanes),
+    )
 
 
-def pack_features(layout: Layout, source: Source, num_keys: int) -> tuple[Tensor, Tensor]:
-    """Weights and sizes of all tiles, [starts[-1] * 16]; sizes are empty where they are the weights."""
-    count = int(layout.starts[-1]) * LANES
-    weights, sizes = _FLOATS.new_zeros(count), _FLOATS.new_zeros(count if source.own else 0)
-    blocks = row_blocks(layout.starts)
-    scratch = np.empty((len(blocks) - 1, layout.most_inner * LANES), np.float32)
-    maps = _maps(layout, source, num_keys, len(blocks) - 1)
-    pack_kernel(_tables(layout), _nested(source.features), source.own, blocks, scratch, maps, *arrays(weights, sizes))
-    return weights, sizes
-
-
-def _room(
-    layout: Layout, count: int, per_chunk: int, per_tile: int, num_inner: int, *widths: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """Floats and integers for every block to work with."""
-    most = layout.most_keys * LANES
-    padded = sum(_padded(width) for width in widths)
-    size = (per_chunk * _together(layout) + per_tile) * most + 32 * padded + 64 + num_inner * layout.most_inner * LANES
-    return torch.empty(count, size, dtype=torch.float32, device="cpu").numpy(), np.empty((count, most), np.int32)
+def _backward_scratch(
+    layout: Layout, num_blocks: int, separate_magnitudes: bool, attention: Attention
+) -> BackwardScratch:
+    all_weights = _together(layout) * layout.max_keys * LANES
+    query = _padded(attention.q.shape[2]) * LANES
+    return BackwardScratch(
+        grad_weights=_empty(num_blocks, all_weights),
+        grad_magnitudes=_empty(num_blocks, all_weights if separate_magnitudes else 0),
+        value_slopes=_empty(num_blocks, KEYS * LANES),
+        grad_query_rows=_empty(num_blocks, query),
+        grad_query_lanes=_empty(num_blocks, query),
+        targets=np.empty((num_blocks, layout.max_keys), np.int32),
+        grad_feature_lanes=_empty(num_blocks, layout.max_columns * LANES),
+    )
 
 
 def _together(layout: Layout) -> int:
     """Tiles that go through the whole batch together, so that their keys and gradients of keys stay in the cache."""
-    return max(1, min(_MOST_TOGETHER, _KEYS_TOGETHER // max(1, layout.most_keys)))
+    return max(1, min(_MAX_TOGETHER, _MAX_KEYS_TOGETHER // max(1, layout.max_keys)))
 
 
 def _padded(width: int) -> int:
     return -(-width // LANES) * LANES
 
 
-def forward(
-    layout: Layout, source: Source, q: Tensor, k: Tensor, v: Tensor, is_key: Tensor, softmax: bool, normalize: bool
-) -> tuple[Tensor, Tensor]:
-    """Attention [B, R, D] and its denominator [B, R]."""
+def as_tokens(q: Tensor, k: Tensor, v: Tensor, is_key: Tensor | None) -> Tokens:
+    """Tensors as kernels take them."""
+    return Tokens(*arrays(q, k, v), np.zeros((0, 0), np.bool_) if is_key is None else arrays(is_key)[0])
+
+
+def pack_features(layout: Layout, source: Source, num_keys: int) -> tuple[Tensor, Tensor | None]:
+    """Weights and magnitudes of all tiles, [V, starts[-1] * 16]; None where the latter are the former."""
+    shape = (source.num_heads, int(layout.tiles.starts[-1]) * LANES)
+    separate = _has_magnitudes(source)
+    weights = torch.zeros(shape, dtype=torch.float32, device="cpu")
+    magnitudes = torch.zeros_like(weights) if separate else None
+    blocks = row_blocks(layout.tiles.starts)
+    lanes = _empty(len(blocks) - 1, layout.max_columns * LANES)
+    numbering = _numbering(layout, source, num_keys, len(blocks) - 1)
+    packed = Packed(weights.numpy(), _rows(magnitudes))
+    pack_kernel(layout.tiles, source.features, separate, blocks, lanes, numbering, packed)
+    return weights, magnitudes
+
+
+def forward(layout: Layout, source: Source, attention: Attention) -> tuple[Tensor, Tensor]:
+    """Attention [G, R, D] and its denominator [G, R]."""
+    q, k, v = attention.q, attention.k, attention.v
     out, denominator = q.new_empty(*q.shape[:2], v.shape[2]), q.new_empty(q.shape[:2])
-    blocks = row_blocks(layout.starts)
-    scratch, bits = _room(layout, len(blocks) - 1, 2, 1, 1, q.shape[2], v.shape[2])
+    blocks, separate = row_blocks(layout.tiles.starts), _has_magnitudes(source)
     forward_kernel(
-        source.kind,
-        softmax,
-        normalize,
-        source.own,
-        _tables(layout),
-        *(_nested(parts) for parts in source[2:]),
-        *arrays(q, k, v, is_key),
-        blocks,
-        _together(layout),
-        scratch,
-        bits,
-        _maps(layout, source, k.shape[1], len(blocks) - 1),
+        layout.tiles,
+        *source,
+        as_tokens(*attention[:4]),
+        Options(attention.softmax, attention.normalize, separate),
+        Schedule(blocks, _together(layout), layout.tiles.keys[:0]),
+        _scratch(layout, len(blocks) - 1, separate, attention),
+        _numbering(layout, source, k.shape[1], len(blocks) - 1),
         *arrays(out, denominator),
     )
     return out, denominator
 
 
+class Gradients(NamedTuple):
+    """Gradients of q, k and v, and of what the weights were made of; those of keys by column."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    source: SourceGradients
+
+
 def backward(
     layout: Layout,
     source: Source,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    is_key: Tensor,
-    softmax: bool,
-    normalize: bool,
+    attention: Attention,
+    outputs: tuple[Tensor, ...],
     grad: Tensor,
-    out: Tensor,
-    denominator: Tensor,
-) -> tuple[list[Tensor], Tensor, Tensor, Tensor]:
-    """Gradients of what the weights were made of, and of q, k and v.
-
-    The first are those of (values, sizes) for entries, of (query values, query sizes, key values, key sizes) for
-    features, and none for packed weights.
-    """
-    blocks = row_blocks(layout.starts, MAX_PARTS)
-    count = len(blocks) - 1
-    scratch, bits = _room(layout, count, 4, 2, 2, q.shape[2], q.shape[2], v.shape[2])
+    wants_source: bool,
+) -> Gradients:
+    """Gradients, given the outputs of :func:`forward`; those of the source are not defined unless they are wanted."""
+    q, k, v = attention.q, attention.k, attention.v
+    blocks, separate = row_blocks(layout.tiles.starts, MAX_PARTS), _has_magnitudes(source)
+    num_blocks = len(blocks) - 1
     grad_q = torch.empty_like(q, memory_format=torch.contiguous_format)
     targets, shared = _share_keys(layout, blocks, k.shape[1])
     sums_k, sums_v = (k.new_zeros(len(x) * (x.shape[1] + len(shared)), _padded(x.shape[2])) for x in (k, v))
-    grad_entries = [torch.empty_like(x) for x in source.entries[2:]]
-    grad_query = [torch.empty_like(x) for x in source.features[2:4]]
-    parts_key = [_zeros(count, len(x)) for x in source.features[6:]]
+    source_grads = _source_gradients(source, num_blocks if wants_source else 0)
     backward_kernel(
-        source.kind,
-        softmax,
-        normalize,
-        source.own,
-        _tables(layout),
-        *(_nested(parts) for parts in source[2:]),
-        *arrays(q, k, v, is_key, grad, out, denominator),
-        blocks,
-        _together(layout),
-        targets,
-        scratch,
-        bits,
-        _maps(layout, source, k.shape[1], count),
-        tuple(arrays(*grad_entries)),
-        tuple(arrays(*grad_query, *parts_key)),
-        *arrays(grad_q, sums_k, sums_v),
+        layout.tiles,
+        *source,
+        as_tokens(*attention[:4]),
+        Options(attention.softmax, attention.normalize, separate),
+        wants_source,
+        Results(*arrays(*outputs, grad)),
+        Schedule(blocks, _together(layout), targets),
+        _scratch(layout, num_blocks, separate, attention),
+        _backward_scratch(layout, num_blocks, separate, attention),
+        _numbering(layout, source, k.shape[1], num_blocks),
+        source_grads,
+        TokenGradients(*arrays(grad_q, sums_k, sums_v)),
     )
     grad_k, grad_v = (_fold(sums, shared, x) for sums, x in ((sums_k, k), (sums_v, v)))
-    grads = [*grad_query, *(_sum_parts(part) for part in parts_key)] if source.kind == FEATURES else grad_entries
-    return ([] if source.kind == PACKED else grads), grad_q, grad_k, grad_v
+    return Gradients(grad_q, grad_k, grad_v, source_grads)
 
 
-def _share_keys(layout: Layout, blocks: np.ndarray, num_keys: int) -> tuple[np.ndarray, Tensor]:
-    """The row of gradients of every key of the tiles, and the keys of the rows after the first ``num_keys``."""
-    starts, keys = arrays(layout.starts, layout.keys)
-    count = len(blocks) - 1
-    if count == 1:
-        return keys, torch.zeros(0, dtype=torch.int64)
-    if count not in layout.shares:
-        targets, shared = np.empty(len(keys), np.int32), np.empty(num_keys * (count - 1), np.int64)
-        found = share_kernel(blocks, starts, keys, num_keys, targets, shared)
-        layout.shares[count] = targets, torch.from_numpy(shared[:found].copy())
-    return layout.shares[count]
+def _source_gradients(source: Source, num_blocks: int) -> SourceGradients:
+    """Memory for gradients; zeros are not written before they are used: a block touches its own neighbourhood only."""
+    entries, features = source.entries, source.features
+    return SourceGradients(
+        _empty(*entries.values.shape),
+        _empty(*entries.magnitudes.shape),
+        _empty(*features.query_values.shape),
+        _empty(*features.query_magnitudes.shape),
+        np.zeros((num_blocks, *features.key_values.shape), np.float32),
+        np.zeros((num_blocks, *features.key_magnitudes.shape), np.float32),
+    )
 
 
-def _fold(sums: Tensor, shared: Tensor, like: Tensor) -> Tensor:
-    """Add the rows of shared keys, which are at the end, to those of the keys, in place."""
-    batch, num_keys, width = like.shape
-    fold_kernel(shared.numpy(), num_keys, batch, sums.numpy())
-    out = sums[: batch * num_keys].view(batch, num_keys, sums.shape[1])[..., :width].contiguous()
-    # Where threads share most keys, what they shared is larger than the answer, and must not live as long.
-    return out.clone() if len(shared) > num_keys // 4 else out
-
-
-def _zeros(*shape: int) -> Tensor:
-    """Zeros that are not written before they are used: a block touches its own neighbourhood only."""
-    return torch.from_numpy(np.zeros(shape, np.float32))
-
-
-def _sum_parts(parts: Tensor) -> Tensor:
+def sum_blocks(parts: np.ndarray) -> np.ndarray:
     """The sum over blocks, in the memory of the first."""
-    total = parts[0]
+    total: np.ndarray = parts[0]
     for part in parts[1:]:
         total += part
     return total
+
+
+def _share_keys(layout: Layout, blocks: np.ndarray, num_keys: int) -> tuple[np.ndarray, np.ndarray]:
+    """The row of gradients of every key of the tiles, and the keys of the rows after the first ``num_keys``."""
+    keys, num_blocks = layout.tiles.keys, len(blocks) - 1
+    if num_blocks == 1:
+        return keys, np.zeros(0, np.int64)
+    if num_blocks not in layout.shares:
+        targets, shared = np.empty(len(keys), np.int32), np.empty(num_keys * (num_blocks - 1), np.int64)
+        found = share_kernel(blocks, layout.tiles, num_keys, targets, shared)
+        layout.shares[num_blocks] = targets, shared[:found].copy()
+    return layout.shares[num_blocks]
+
+
+def _fold(sums: Tensor, shared: np.ndarray, like: Tensor) -> Tensor:
+    """Add the rows of shared keys, which are at the end, to those of the keys, in place."""
+    batch, num_keys, width = like.shape
+    fold_kernel(shared, num_keys, batch, sums.numpy())
+    out = sums[: batch * num_keys].view(batch, num_keys, sums.shape[1])[..., :width].contiguous()
+    # Where threads share most keys, what they shared is larger than the answer, and must not live as long.
+    return out.clone() if len(shared) > num_keys // 4 else out

@@ -9,8 +9,9 @@ import torch
 from numba import njit, prange
 from torch import Tensor
 
-from topomask.ops.backend import Kernel, arrays
-from topomask.ops.tiles.vectors import KEYS, LANES
+from topomask.ops.backend import EXACT, Kernel, arrays
+from topomask.ops.tiles.llvm import KEYS, LANES
+from topomask.ops.tiles.records import Tiles
 
 # Queries of a tile that must see a key for it to be taken with all lanes.
 MIN_LANES = 2
@@ -19,20 +20,45 @@ _NEIGHBOURS = 64
 
 
 class Layout(NamedTuple):
-    """Tiles of a pattern."""
+    """Tiles of a pattern, and what memory they need."""
 
-    order: Tensor  # [tiles * 16], int32, the row of every lane; what is over in the last tile repeats a row
-    starts: Tensor  # [tiles + 1], where the keys of a tile begin
-    ends: Tensor  # [tiles], where keys that are taken with all lanes end, a multiple of 8 after the start
-    keys: Tensor  # [starts[-1] + 8], int32
-    rest_ptr: Tensor  # [tiles * 16 + 1], where the other pairs of every lane begin
-    rest: Tensor  # [others], int32, key of such a pair, counted from the start of the tile
-    num_rows: int
+    tiles: Tiles
+    slots: np.ndarray  # [P], int32, the place of every entry of a pattern in its tile; empty for features
     num_pairs: int
-    most_keys: int  # of a tile
-    most_inner: int  # columns of walk features that a tile sees at most; 0 for entries
-    # For a number of threads, where each adds gradients of keys, and which keys they share; filled when first needed.
-    shares: dict[int, tuple[np.ndarray, Tensor]]
+    max_keys: int  # of a tile
+    max_columns: int  # of features, that a tile sees; 0 for entries
+    # For a number of blocks, where each adds gradients of keys, and which keys they share; filled when first needed.
+    shares: dict[int, tuple[np.ndarray, np.ndarray]]
+
+
+class _Structure(NamedTuple):
+    """A pattern [R, N] by rows; or features of queries [R, C] by rows, and of keys [N, C] by columns."""
+
+    row_ptr: np.ndarray
+    columns: np.ndarray
+    column_ptr: np.ndarray  # empty for a pattern
+    rows: np.ndarray
+    num_keys: int
+    num_columns: int  # of features
+
+
+class _Counts(NamedTuple):
+    """Of every tile."""
+
+    together: np.ndarray  # keys that are taken with all lanes, rounded up to a multiple of 8
+    alone: np.ndarray  # other keys
+    rest: np.ndarray  # pairs of these
+    columns: np.ndarray  # of features
+    pairs: np.ndarray
+
+
+class _Seen(NamedTuple):
+    """Tables for what a tile sees, with a bit for every lane that does; empty before and after."""
+
+    key_bits: np.ndarray  # [N]
+    keys: np.ndarray  # [N], those that were seen
+    column_bits: np.ndarray  # [C]
+    columns: np.ndarray  # [C]
 
 
 def _order_nodes(row_ptr, columns, order):
@@ -75,40 +101,52 @@ def _order_nodes(row_ptr, columns, order):
                 links[j] += 1
 
 
-@njit(error_model="numpy")
-def _collect(tile, order, num_rows, row_ptr, columns, column_ptr, rows, bits, found, inner_bits, inner):
-    """The keys that a tile sees, with a bit for every lane that does; through features if there are keys by column."""
-    count, inner_count = 0, 0
-    through = column_ptr.shape[0] > 0
+@njit(**EXACT)
+def _make_tables(structure):
+    num_keys, num_columns = structure.num_keys, structure.num_columns
+    return _Seen(
+        np.zeros(num_keys, np.int32),
+        np.empty(num_keys, np.int32),
+        np.zeros(num_columns, np.int32),
+        np.empty(num_columns, np.int32),
+    )
+
+
+@njit(**EXACT)
+def _collect(tile, order, structure, seen):
+    """The keys that a tile sees, through features if there are any; returns how many, and how many columns."""
+    row_ptr, columns, column_ptr, rows, _, _ = structure
+    num_rows, count, num_columns = row_ptr.shape[0] - 1, 0, 0
+    through_features = column_ptr.shape[0] > 0
     # The two loops spell out the same steps: a function that takes arrays would cost more than it does.
     for r in range(min(LANES, num_rows - tile * LANES)):
         i = order[tile * LANES + r]
         for p in range(row_ptr[i], row_ptr[i + 1]):
             column = columns[p]
-            if through:
-                if inner_bits[column] == 0:
-                    inner[inner_count] = column
-                    inner_count += 1
-                inner_bits[column] |= np.int32(1 << r)
+            if through_features:
+                if seen.column_bits[column] == 0:
+                    seen.columns[num_columns] = column
+                    num_columns += 1
+                seen.column_bits[column] |= np.int32(1 << r)
             else:
-                if bits[column] == 0:
-                    found[count] = column
+                if seen.key_bits[column] == 0:
+                    seen.keys[count] = column
                     count += 1
-                bits[column] |= np.int32(1 << r)
-    for k in range(inner_count):
-        column = inner[k]
-        lanes = inner_bits[column]
-        inner_bits[column] = 0
+                seen.key_bits[column] |= np.int32(1 << r)
+    for k in range(num_columns):
+        column = seen.columns[k]
+        lanes = seen.column_bits[column]
+        seen.column_bits[column] = 0
         for p in range(column_ptr[column], column_ptr[column + 1]):
             key = rows[p]
-            if bits[key] == 0:
-                found[count] = key
+            if seen.key_bits[key] == 0:
+                seen.keys[count] = key
                 count += 1
-            bits[key] |= lanes
-    return count, inner_count
+            seen.key_bits[key] |= lanes
+    return count, num_columns
 
 
-@njit(error_model="numpy")
+@njit(**EXACT)
 def _bit_count(bits):
     count = 0
     while bits:
@@ -117,70 +155,70 @@ def _bit_count(bits):
     return count
 
 
-def _count_tiles(
-    row_ptr, columns, column_ptr, rows, order, num_keys, num_inner, min_lanes, blocks, sizes, others, inners, pairs
-):
-    """Keys taken with all lanes, other keys, pairs of these, inner columns and pairs of every tile."""
-    num_rows = row_ptr.shape[0] - 1
+@njit(**EXACT)
+def _count_block(block, structure, order, min_lanes, blocks, counts):
+    """What the tiles of one block see."""
+    seen = _make_tables(structure)
+    for tile in range(blocks[block], blocks[block + 1]):
+        num_keys, counts.columns[tile] = _collect(tile, order, structure, seen)
+        together, rest, pairs = 0, 0, 0
+        for k in range(num_keys):
+            lanes = _bit_count(seen.key_bits[seen.keys[k]])
+            pairs += lanes
+            if lanes >= min_lanes:
+                together += 1
+            else:
+                rest += lanes
+            seen.key_bits[seen.keys[k]] = 0
+        counts.together[tile] = (together + KEYS - 1) // KEYS * KEYS
+        counts.alone[tile], counts.rest[tile], counts.pairs[tile] = num_keys - together, rest, pairs
+
+
+def _count_tiles(structure, order, min_lanes, blocks, counts):
+    """What every tile sees."""
     for block in prange(blocks.shape[0] - 1):
-        bits, found = np.zeros(num_keys, np.int32), np.empty(num_keys, np.int32)
-        inner_bits, inner = np.zeros(num_inner, np.int32), np.empty(num_inner, np.int32)
-        for tile in range(blocks[block], blocks[block + 1]):
-            count, inners[tile] = _collect(
-                tile, order, num_rows, row_ptr, columns, column_ptr, rows, bits, found, inner_bits, inner
-            )
-            full, alone, total = 0, 0, 0
-            for k in range(count):
-                lanes = _bit_count(bits[found[k]])
-                total += lanes
-                if lanes >= min_lanes:
-                    full += 1
-                else:
-                    alone += lanes
-                bits[found[k]] = 0
-            sizes[tile, 0], sizes[tile, 1] = (full + KEYS - 1) // KEYS * KEYS, count - full
-            others[tile], pairs[tile] = alone, total
+        _count_block(block, structure, order, min_lanes, blocks, counts)
 
 
-def _fill_tiles(
-    row_ptr, columns, column_ptr, rows, order, num_keys, num_inner, min_lanes, blocks, starts, ends, rest_starts, keys,
-    rest_ptr, rest, slots,
-):  # fmt: skip
+@njit(**EXACT)
+def _fill_block(block, structure, min_lanes, blocks, rest_starts, tiles, slots):
+    """The tiles of one block."""
+    order, starts, ends, keys, rest_ptr, rest, num_rows = tiles
+    seen, key_slots = _make_tables(structure), np.empty(structure.num_keys, np.int32)
+    for tile in range(blocks[block], blocks[block + 1]):
+        num_keys, _ = _collect(tile, order, structure, seen)
+        found = seen.keys[:num_keys]
+        found.sort()
+        place, alone = starts[tile], ends[tile]
+        for key in found:
+            if _bit_count(seen.key_bits[key]) >= min_lanes:
+                key_slots[key], keys[place] = place - starts[tile], key
+                place += 1
+            else:
+                key_slots[key], keys[alone] = alone - starts[tile], key
+                alone += 1
+        for k in range(place, ends[tile]):
+            keys[k] = keys[starts[tile]]
+        p = rest_starts[tile]
+        for r in range(LANES):
+            rest_ptr[tile * LANES + r] = p
+            for k in range(ends[tile], starts[tile + 1]):
+                if seen.key_bits[keys[k]] >> r & 1:
+                    rest[p] = k - starts[tile]
+                    p += 1
+        if slots.shape[0] > 0:
+            for r in range(min(LANES, num_rows - tile * LANES)):
+                i = order[tile * LANES + r]
+                for p in range(structure.row_ptr[i], structure.row_ptr[i + 1]):
+                    slots[p] = key_slots[structure.columns[p]] * LANES + r
+        for key in found:
+            seen.key_bits[key] = 0
+
+
+def _fill_tiles(structure, min_lanes, blocks, rest_starts, tiles, slots):
     """Keys of every tile, pairs that are taken alone, and the slots of the entries of a pattern."""
-    num_rows = row_ptr.shape[0] - 1
     for block in prange(blocks.shape[0] - 1):
-        bits, found = np.zeros(num_keys, np.int32), np.empty(num_keys, np.int32)
-        where = np.empty(num_keys, np.int32)
-        inner_bits, inner = np.zeros(num_inner, np.int32), np.empty(num_inner, np.int32)
-        for tile in range(blocks[block], blocks[block + 1]):
-            count, _ = _collect(
-                tile, order, num_rows, row_ptr, columns, column_ptr, rows, bits, found, inner_bits, inner
-            )
-            found[:count].sort()
-            place, alone = starts[tile], ends[tile]
-            for k in range(count):
-                if _bit_count(bits[found[k]]) >= min_lanes:
-                    where[found[k]], keys[place] = place - starts[tile], found[k]
-                    place += 1
-                else:
-                    where[found[k]], keys[alone] = alone - starts[tile], found[k]
-                    alone += 1
-            for k in range(place, ends[tile]):
-                keys[k] = keys[starts[tile]]
-            p = rest_starts[tile]
-            for r in range(LANES):
-                rest_ptr[tile * LANES + r] = p
-                for k in range(ends[tile], starts[tile + 1]):
-                    if bits[keys[k]] >> r & 1:
-                        rest[p] = k - starts[tile]
-                        p += 1
-            if slots.shape[0] > 0:
-                for r in range(min(LANES, num_rows - tile * LANES)):
-                    i = order[tile * LANES + r]
-                    for p in range(row_ptr[i], row_ptr[i + 1]):
-                        slots[p] = where[columns[p]] * LANES + r
-            for k in range(count):
-                bits[found[k]] = 0
+        _fill_block(block, structure, min_lanes, blocks, rest_starts, tiles, slots)
 
 
 _order_kernel = Kernel(_order_nodes, threads=False)
@@ -201,7 +239,7 @@ def make_layout(
     column_ptr: Tensor | None = None,
     rows: Tensor | None = None,
     order: Tensor | None = None,
-) -> tuple[Layout, Tensor]:
+) -> Layout:
     """Lay out a pattern [R, N]; or, given features of keys by column, the product of features [R, C] with [N, C].
 
     Args:
@@ -211,41 +249,40 @@ def make_layout(
         column_ptr: Where the keys that see a column begin, [C + 1].
         rows: Keys, by column.
         order: Rows in an order in which neighbours have much in common, [R]. Default: as they come.
-
-    Returns:
-        The layout, and for a pattern the slot of every entry in its tile.
     """
     num_rows = len(row_ptr) - 1
     num_tiles = -(-num_rows // LANES)
-    rows_in_order = np.arange(num_rows, dtype=np.int32) if order is None else order.to(torch.int32).numpy()
-    places = np.minimum(np.arange(num_tiles * LANES), num_rows - 1)
-    lanes = np.ascontiguousarray(rows_in_order[places])
-    pattern = arrays(row_ptr, columns)
-    by_column: list[np.ndarray] = [np.zeros(0, np.int64), np.zeros(0, np.int32)]
+    key_ptr, key_rows = np.zeros(0, np.int64), np.zeros(0, np.int32)
     if column_ptr is not None and rows is not None:
-        by_column = arrays(column_ptr, rows)
-    inputs = (*pattern, *by_column, lanes, num_keys, len(by_column[0]), MIN_LANES)
+        key_ptr, key_rows = arrays(column_ptr, rows)
+    query_ptr, query_columns = arrays(row_ptr, columns)
+    structure = _Structure(query_ptr, query_columns, key_ptr, key_rows, num_keys, len(key_ptr))
+    in_order = np.arange(num_rows, dtype=np.int32) if order is None else order.to(torch.int32).numpy()
+    lanes = np.ascontiguousarray(in_order[np.minimum(np.arange(num_tiles * LANES), num_rows - 1)])
     blocks = np.linspace(0, num_tiles, max(1, torch.get_num_threads()) + 1).astype(np.int64)
-    sizes, others = np.zeros((num_tiles, 2), np.int64), np.zeros(num_tiles, np.int64)
-    inners, pairs = np.zeros(num_tiles, np.int64), np.zeros(num_tiles, np.int64)
-    _count_kernel(*inputs, blocks, sizes, others, inners, pairs)
-    starts = np.concatenate([[0], np.cumsum(sizes.sum(axis=1))])
-    ends, rest_starts = starts[:-1] + sizes[:, 0], np.concatenate([[0], np.cumsum(others)])
-    keys, rest = np.zeros(starts[-1] + KEYS, np.int32), np.zeros(rest_starts[-1], np.int32)
-    rest_ptr = np.full(num_tiles * LANES + 1, rest_starts[-1], np.int64)
-    slots = np.zeros(len(columns) if column_ptr is None else 0, np.int32)
-    _fill_kernel(*inputs, blocks, starts, ends, rest_starts, keys, rest_ptr, rest, slots)
-    layout = Layout(
-        order=torch.from_numpy(lanes),
-        starts=torch.from_numpy(starts),
-        ends=torch.from_numpy(ends),
-        keys=torch.from_numpy(keys),
-        rest_ptr=torch.from_numpy(rest_ptr),
-        rest=torch.from_numpy(rest),
+    counts = _Counts(*np.zeros((5, num_tiles), np.int64))
+    _count_kernel(structure, lanes, MIN_LANES, blocks, counts)
+    starts, rest_starts = (_pointers(sizes) for sizes in (counts.together + counts.alone, counts.rest))
+    tiles = Tiles(
+        order=lanes,
+        starts=starts,
+        ends=starts[:-1] + counts.together,
+        keys=np.zeros(starts[-1] + KEYS, np.int32),
+        rest_ptr=np.full(num_tiles * LANES + 1, rest_starts[-1], np.int64),
+        rest=np.zeros(rest_starts[-1], np.int32),
         num_rows=num_rows,
-        num_pairs=int(pairs.sum()),
-        most_keys=int(np.diff(starts).max(initial=0)),
-        most_inner=int(inners.max(initial=0)),
+    )
+    slots = np.zeros(len(columns) if column_ptr is None else 0, np.int32)
+    _fill_kernel(structure, MIN_LANES, blocks, rest_starts, tiles, slots)
+    return Layout(
+        tiles,
+        slots,
+        num_pairs=int(counts.pairs.sum()),
+        max_keys=int(np.diff(starts).max(initial=0)),
+        max_columns=int(counts.columns.max(initial=0)),
         shares={},
     )
-    return layout, torch.from_numpy(slots)
+
+
+def _pointers(counts: np.ndarray) -> np.ndarray:
+    return np.concatenate([[0], np.cumsum(counts)])

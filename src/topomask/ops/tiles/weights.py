@@ -4,125 +4,180 @@ from __future__ import annotations
 
 from numba import njit, prange
 
-from topomask.ops.backend import Kernel
+from topomask.ops.backend import EXACT, Kernel
 from topomask.ops.tiles import vectors
-from topomask.ops.tiles.vectors import LANES
-
-# Weights that were packed before, entries of a pattern, or products of walk features.
-PACKED, ENTRIES, FEATURES = 0, 1, 2
+from topomask.ops.tiles.llvm import LANES
+from topomask.ops.tiles.records import ENTRIES, FEATURES, PACKED, Numbering
 
 
-@njit(error_model="numpy")
-def _fill_entries(tile, order, num_rows, row_ptr, slots, values, weights):
-    for r in range(min(LANES, num_rows - tile * LANES)):
-        i = order[tile * LANES + r]
-        for p in range(row_ptr[i], row_ptr[i + 1]):
-            weights[slots[p]] = values[p]
+@njit(**EXACT)
+def numbering_of(numbering, block):
+    """The tables of one block."""
+    return Numbering(numbering.column_slots[block], numbering.seen_columns[block], numbering.key_slots[block])
 
 
-@njit(error_model="numpy")
-def _find_inner(tile, order, num_rows, row_ptr, columns, values, inner_where, inner, features):
-    """Features of a tile by column, [columns, 16]; ``inner_where`` is -1 before, and is cleaned by the caller."""
-    count = 0
-    for r in range(min(LANES, num_rows - tile * LANES)):
-        i = order[tile * LANES + r]
-        for p in range(row_ptr[i], row_ptr[i + 1]):
-            c = columns[p]
-            k = inner_where[c]
+@njit(**EXACT)
+def _fill_entries(tile, tiles, entries, values, weights):
+    for r in range(min(LANES, tiles.num_rows - tile * LANES)):
+        i = tiles.order[tile * LANES + r]
+        for p in range(entries.row_ptr[i], entries.row_ptr[i + 1]):
+            weights[entries.slots[p]] = values[p]
+
+
+@njit(**EXACT)
+def _number_keys(tile, tiles, numbering):
+    """Where every key of a tile stands in it; keys that fill up a block are repeated, and their first place counts."""
+    for k in range(tiles.starts[tile + 1] - 1, tiles.starts[tile] - 1, -1):
+        numbering.key_slots[tiles.keys[k]] = k - tiles.starts[tile]
+
+
+@njit(**EXACT)
+def _collect_features(tile, tiles, features, values, numbering, lanes):
+    """Features of a tile by column, [columns, 16]; returns how many columns there are.
+
+    ``column_slots`` are -1 before, and are cleaned by the caller.
+    """
+    slots, count = numbering.column_slots, 0
+    for r in range(min(LANES, tiles.num_rows - tile * LANES)):
+        i = tiles.order[tile * LANES + r]
+        for p in range(features.row_ptr[i], features.row_ptr[i + 1]):
+            column = features.columns[p]
+            k = slots[column]
             if k < 0:
-                k = inner_where[c] = count
-                inner[count] = c
-                features[k * LANES : (k + 1) * LANES] = 0
+                k = slots[column] = count
+                numbering.seen_columns[count] = column
+                lanes[k * LANES : (k + 1) * LANES] = 0
                 count += 1
-            features[k * LANES + r] = values[p]
+            lanes[k * LANES + r] = values[p]
     return count
 
 
-@njit(error_model="numpy")
-def _fill_features(tile, layout, features, maps, inner_lanes, sizes_too, weights, sizes):
-    """Weights of a tile as the product of walk features."""
-    order, starts, num_rows, keys = layout[0], layout[1], layout[6], layout[3]
-    row_ptr, columns, query, query_sizes, column_ptr, rows, key, key_sizes = features
-    inner_where, inner, where = maps
-    for k in range(starts[tile + 1] - 1, starts[tile] - 1, -1):
-        where[keys[k]] = k - starts[tile]
-    for part in range(2 if sizes_too else 1):
-        own, other, out = (query, key, weights) if part == 0 else (query_sizes, key_sizes, sizes)
-        count = _find_inner(tile, order, num_rows, row_ptr, columns, own, inner_where, inner, inner_lanes)
-        feature, row, value = inner_lanes.ctypes.data, rows.ctypes.data, other.ctypes.data
-        place, to = where.ctypes.data, out.ctypes.data
-        for k in range(count):
-            c = inner[k]
-            inner_where[c] = -1
-            vectors.spread_column(feature + 4 * LANES * k, row, value, column_ptr[c], column_ptr[c + 1], place, to)
+@njit(**EXACT)
+def _fill_features(tile, tiles, features, query_values, key_values, numbering, lanes, weights):
+    """Weights of a tile, which are 0 before, as products of features; keys are numbered."""
+    count = _collect_features(tile, tiles, features, query_values, numbering, lanes)
+    lanes_at, rows_at, values_at = lanes.ctypes.data, features.rows.ctypes.data, key_values.ctypes.data
+    slots_at, weights_at = numbering.key_slots.ctypes.data, weights.ctypes.data
+    for k in range(count):
+        column = numbering.seen_columns[k]
+        first, end = features.column_ptr[column], features.column_ptr[column + 1]
+        vectors.spread_column(lanes_at + 4 * LANES * k, rows_at, values_at, first, end, slots_at, weights_at)
+        numbering.column_slots[column] = -1
 
 
-@njit(error_model="numpy")
-def spread_features(tile, layout, features, maps, inner_lanes, inner_grads, sizes_too, weights, sizes, grads, block):
-    """Gradients of walk features from those of the weights of a tile, the derivative of `_fill_features`."""
-    order, starts, num_rows, keys = layout[0], layout[1], layout[6], layout[3]
-    row_ptr, columns, query, query_sizes, column_ptr, rows, key, key_sizes = features
-    grad_query, grad_query_sizes, parts_key, parts_key_sizes = grads
-    inner_where, inner, where = maps
-    for k in range(starts[tile + 1] - 1, starts[tile] - 1, -1):
-        where[keys[k]] = k - starts[tile]
-    for part in range(2 if sizes_too else 1):
-        own, other, given = (query, key, weights) if part == 0 else (query_sizes, key_sizes, sizes)
-        grad_own, parts = (grad_query, parts_key) if part == 0 else (grad_query_sizes, parts_key_sizes)
-        count = _find_inner(tile, order, num_rows, row_ptr, columns, own, inner_where, inner, inner_lanes)
-        feature, row, value = inner_lanes.ctypes.data, rows.ctypes.data, other.ctypes.data
-        place, grad, to = where.ctypes.data, given.ctypes.data, inner_grads.ctypes.data
-        to_key = parts.ctypes.data + 4 * block * parts.shape[1]
-        for k in range(count):
-            first, last = column_ptr[inner[k]], column_ptr[inner[k] + 1]
-            at = 4 * LANES * k
-            vectors.collect_column(feature + at, row, value, first, last, place, grad, to + at, to_key)
-        for r in range(min(LANES, num_rows - tile * LANES)):
-            i = order[tile * LANES + r]
-            for p in range(row_ptr[i], row_ptr[i + 1]):
-                grad_own[p] = inner_grads[inner_where[columns[p]] * LANES + r]
-        for k in range(count):
-            inner_where[inner[k]] = -1
-
-
-@njit(error_model="numpy")
-def fill(first, end, source, layout, entries, features, maps, inner_lanes, own, weights, sizes):
-    """Weights and sizes [keys, 16] of some tiles, one after the other, from entries or features."""
-    starts = layout[1]
-    count = (starts[end] - starts[first]) * LANES
+@njit(**EXACT)
+def _fill(first, end, head, tiles, source, separate_magnitudes, numbering, scratch):
+    """Weights and magnitudes [keys, 16] of some tiles, one after the other, from entries or features."""
+    weights, magnitudes = scratch.weights, scratch.magnitudes
+    entries, features, lanes = source.entries, source.features, scratch.feature_lanes
+    count = (tiles.starts[end] - tiles.starts[first]) * LANES
     weights[:count] = 0
-    if own:
-        sizes[:count] = 0
+    if separate_magnitudes:
+        magnitudes[:count] = 0
     for tile in range(first, end):
-        at = (starts[tile] - starts[first]) * LANES
-        if source == ENTRIES:
-            row_ptr, slots, values, entry_sizes = entries
-            _fill_entries(tile, layout[0], layout[6], row_ptr, slots, values, weights[at:])
-            if own:
-                _fill_entries(tile, layout[0], layout[6], row_ptr, slots, entry_sizes, sizes[at:])
-        else:
-            _fill_features(tile, layout, features, maps, inner_lanes, own, weights[at:], sizes[at:])
+        at = (tiles.starts[tile] - tiles.starts[first]) * LANES
+        if source.kind == ENTRIES:
+            _fill_entries(tile, tiles, entries, entries.values[head], weights[at:])
+            if separate_magnitudes:
+                _fill_entries(tile, tiles, entries, entries.magnitudes[head], magnitudes[at:])
+            continue
+        _number_keys(tile, tiles, numbering)
+        query, key = features.query_values[head], features.key_values[head]
+        _fill_features(tile, tiles, features, query, key, numbering, lanes, weights[at:])
+        if separate_magnitudes:
+            query, key = features.query_magnitudes[head], features.key_magnitudes[head]
+            _fill_features(tile, tiles, features, query, key, numbering, lanes, magnitudes[at:])
 
 
-@njit(error_model="numpy")
-def spread_entries(tile, order, num_rows, row_ptr, slots, grads, out):
+@njit(**EXACT)
+def weights_of(first, end, head, tiles, source, separate_magnitudes, numbering, scratch):
+    """Weights and magnitudes [keys, 16] of some tiles and one head; the former are the latter where they are one."""
+    if source.kind == PACKED:
+        begin, stop = tiles.starts[first] * LANES, tiles.starts[end] * LANES
+        weights = source.packed.weights[head][begin:stop]
+        if separate_magnitudes:
+            return weights, source.packed.magnitudes[head][begin:stop]
+        return weights, weights
+    _fill(first, end, head, tiles, source, separate_magnitudes, numbering, scratch)
+    if separate_magnitudes:
+        return scratch.weights, scratch.magnitudes
+    return scratch.weights, scratch.weights
+
+
+@njit(**EXACT)
+def _spread_entries(tile, tiles, entries, grad_weights, out):
     """Gradients of entries from those of the weights of a tile."""
-    for r in range(min(LANES, num_rows - tile * LANES)):
-        i = order[tile * LANES + r]
-        for p in range(row_ptr[i], row_ptr[i + 1]):
-            out[p] = grads[slots[p]]
+    for r in range(min(LANES, tiles.num_rows - tile * LANES)):
+        i = tiles.order[tile * LANES + r]
+        for p in range(entries.row_ptr[i], entries.row_ptr[i + 1]):
+            out[p] = grad_weights[entries.slots[p]]
 
 
-def _pack(layout, features, own, blocks, scratch, maps, weights, sizes):
-    """Packed weights of all tiles from walk features."""
-    starts = layout[1]
+@njit(**EXACT)
+def _spread_features(
+    tile, tiles, features, query_values, key_values, numbering, lanes, grad_lanes, grad_weights, grad_query, grad_key
+):
+    """Gradients of features from those of the weights of a tile, the derivative of `_fill_features`."""
+    count = _collect_features(tile, tiles, features, query_values, numbering, lanes)
+    lanes_at, rows_at, values_at = lanes.ctypes.data, features.rows.ctypes.data, key_values.ctypes.data
+    slots_at, grads_at = numbering.key_slots.ctypes.data, grad_weights.ctypes.data
+    to_lanes, to_key = grad_lanes.ctypes.data, grad_key.ctypes.data
+    for k in range(count):
+        column, at = numbering.seen_columns[k], 4 * LANES * k
+        first, end = features.column_ptr[column], features.column_ptr[column + 1]
+        vectors.collect_column(lanes_at + at, rows_at, values_at, first, end, slots_at, grads_at, to_lanes + at, to_key)
+    for r in range(min(LANES, tiles.num_rows - tile * LANES)):
+        i = tiles.order[tile * LANES + r]
+        for p in range(features.row_ptr[i], features.row_ptr[i + 1]):
+            grad_query[p] = grad_lanes[numbering.column_slots[features.columns[p]] * LANES + r]
+    for k in range(count):
+        numbering.column_slots[numbering.seen_columns[k]] = -1
+
+
+@njit(**EXACT)
+def spread(first, end, head, block, tiles, source, separate_magnitudes, numbering, scratch, backward, grads):
+    """Gradients of what the weights of some tiles are made of, the derivative of `weights_of`."""
+    entries, features = source.entries, source.features
+    lanes, grad_lanes = scratch.feature_lanes, backward.grad_feature_lanes
+    for tile in range(first, end):
+        at = (tiles.starts[tile] - tiles.starts[first]) * LANES
+        grad_weights, grad_magnitudes = backward.grad_weights[at:], backward.grad_magnitudes[at:]
+        if source.kind == ENTRIES:
+            _spread_entries(tile, tiles, entries, grad_weights, grads.entry_values[head])
+            if separate_magnitudes:
+                _spread_entries(tile, tiles, entries, grad_magnitudes, grads.entry_magnitudes[head])
+        elif source.kind == FEATURES:
+            _number_keys(tile, tiles, numbering)
+            _spread_features(
+                tile, tiles, features, features.query_values[head], features.key_values[head], numbering, lanes,
+                grad_lanes, grad_weights, grads.query_values[head], grads.key_values[block, head],
+            )  # fmt: skip
+            if separate_magnitudes:
+                _spread_features(
+                    tile, tiles, features, features.query_magnitudes[head], features.key_magnitudes[head], numbering,
+                    lanes, grad_lanes, grad_magnitudes, grads.query_magnitudes[head], grads.key_magnitudes[block, head],
+                )  # fmt: skip
+
+
+@njit(**EXACT)
+def _pack_block(block, tiles, features, separate_magnitudes, blocks, feature_lanes, numbering, packed):
+    """Weights of the tiles of one block."""
+    tables, lanes = numbering_of(numbering, block), feature_lanes[block]
+    for tile in range(blocks[block], blocks[block + 1]):
+        first, last = tiles.starts[tile] * LANES, tiles.starts[tile + 1] * LANES
+        _number_keys(tile, tiles, tables)
+        for head in range(packed.weights.shape[0]):
+            query, key = features.query_values[head], features.key_values[head]
+            _fill_features(tile, tiles, features, query, key, tables, lanes, packed.weights[head][first:last])
+            if separate_magnitudes:
+                query, key = features.query_magnitudes[head], features.key_magnitudes[head]
+                _fill_features(tile, tiles, features, query, key, tables, lanes, packed.magnitudes[head][first:last])
+
+
+def _pack(tiles, features, separate_magnitudes, blocks, feature_lanes, numbering, packed):
+    """Packed weights of all tiles, which are 0 before, from features."""
     for block in prange(blocks.shape[0] - 1):
-        own_maps = (maps[0][block], maps[1][block], maps[2][block])
-        for tile in range(blocks[block], blocks[block + 1]):
-            first, last = starts[tile] * LANES, starts[tile + 1] * LANES
-            _fill_features(
-                tile, layout, features, own_maps, scratch[block], own, weights[first:last], sizes[first:last]
-            )
+        _pack_block(block, tiles, features, separate_magnitudes, blocks, feature_lanes, numbering, packed)
 
 
 pack_kernel = Kernel(_pack)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
-from topomask.ops.backend import in_float32
+from topomask.ops.registration import Op
 from topomask.ops.toeplitz import fourier
 from topomask.ops.toeplitz.fourier import padded_shape
 
@@ -20,109 +19,87 @@ def compact(shape: Sequence[int]) -> list[int]:
     return [size for size in shape if size > 1] or [1]
 
 
-@torch.library.custom_op("topomask::toeplitz_spectrum", mutates_args=())
-def _spectrum(values: Tensor, shape: Sequence[int]) -> Tensor:
-    return fourier.spectrum(values, shape)
+class _Values(NamedTuple):
+    values: Tensor  # [H, 2 X - 1, ...]
+    shape: Sequence[int]
 
 
-@_spectrum.register_fake
-def _(values: Tensor, shape: Sequence[int]) -> Tensor:
-    return values.new_empty(values.shape[0], *fourier.spectrum_shape(shape), 2)
+class _Product(NamedTuple):
+    spectrum: Tensor  # [H, K, ..., 2]
+    x: Tensor  # [B, H, N, C]
+    shape: Sequence[int]
+    transpose: bool
 
 
-@torch.library.custom_op("topomask::toeplitz_spectrum_backward", mutates_args=())
-def _spectrum_backward(grad: Tensor, shape: Sequence[int]) -> Tensor:
-    return fourier.spectrum_backward(grad, shape)
+class _Attention(NamedTuple):
+    spectrum: Tensor  # [H, K, ..., 2]
+    q: Tensor  # [B, H, N, M]
+    k: Tensor  # [B, H, N, M]
+    v: Tensor  # [B, H, N, D]
+    shape: Sequence[int]
 
 
-@_spectrum_backward.register_fake
-def _(grad: Tensor, shape: Sequence[int]) -> Tensor:
-    return grad.new_empty(grad.shape[0], *(2 * size - 1 for size in shape))
+def _spectrum(arguments: _Values) -> Tensor:
+    return fourier.spectrum(*arguments)
 
 
-@torch.library.custom_op("topomask::toeplitz_product", mutates_args=())
-def _product(spectrum: Tensor, x: Tensor, shape: Sequence[int], transpose: bool) -> Tensor:
-    return fourier.product(spectrum, x, shape, transpose)
+def _spectrum_fake(arguments: _Values) -> Tensor:
+    return arguments.values.new_empty(len(arguments.values), *fourier.spectrum_shape(arguments.shape), 2)
 
 
-@_product.register_fake
-def _(spectrum: Tensor, x: Tensor, shape: Sequence[int], transpose: bool) -> Tensor:
-    return x.new_empty(x.shape)
+def _spectrum_backward(
+    arguments: _Values, _: tuple[Tensor, ...], grad: Tensor, wanted: Collection[str]
+) -> dict[str, Tensor]:
+    return {"values": fourier.spectrum_backward(grad, arguments.shape)}
 
 
-@torch.library.custom_op("topomask::toeplitz_product_backward", mutates_args=())
+def _product(arguments: _Product) -> Tensor:
+    return fourier.product(*arguments)
+
+
 def _product_backward(
-    spectrum: Tensor, x: Tensor, grad: Tensor, shape: Sequence[int], transpose: bool, learns: bool
-) -> tuple[Tensor, Tensor]:
-    return fourier.product_backward(spectrum, x, grad, shape, transpose, learns)
+    arguments: _Product, _: tuple[Tensor, ...], grad: Tensor, wanted: Collection[str]
+) -> dict[str, Tensor]:
+    grads = fourier.product_backward(*arguments, grad, learns="spectrum" in wanted)
+    return dict(zip(("spectrum", "x"), grads, strict=True))
 
 
-@_product_backward.register_fake
-def _(
-    spectrum: Tensor, x: Tensor, grad: Tensor, shape: Sequence[int], transpose: bool, learns: bool
-) -> tuple[Tensor, Tensor]:
-    return spectrum.new_empty(spectrum.shape), x.new_empty(x.shape)
+def _attend(arguments: _Attention) -> Tensor:
+    return fourier.attend(*arguments)
 
 
-@torch.library.custom_op("topomask::toeplitz_attend", mutates_args=())
-def _attend(spectrum: Tensor, q: Tensor, k: Tensor, v: Tensor, shape: Sequence[int]) -> Tensor:
-    return fourier.attend(spectrum, q, k, v, shape)
-
-
-@_attend.register_fake
-def _(spectrum: Tensor, q: Tensor, k: Tensor, v: Tensor, shape: Sequence[int]) -> Tensor:
-    return v.new_empty(v.shape)
-
-
-@torch.library.custom_op("topomask::toeplitz_attend_backward", mutates_args=())
 def _attend_backward(
-    spectrum: Tensor, q: Tensor, k: Tensor, v: Tensor, grad: Tensor, shape: Sequence[int], learns: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    return fourier.attend_backward(spectrum, q, k, v, grad, shape, learns)
+    arguments: _Attention, _: tuple[Tensor, ...], grad: Tensor, wanted: Collection[str]
+) -> dict[str, Tensor]:
+    grads = fourier.attend_backward(*arguments, grad, learns="spectrum" in wanted)
+    return dict(zip(("spectrum", "q", "k", "v"), grads, strict=True))
 
 
-@_attend_backward.register_fake
-def _(
-    spectrum: Tensor, q: Tensor, k: Tensor, v: Tensor, grad: Tensor, shape: Sequence[int], learns: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    return tuple(x.new_empty(x.shape) for x in (spectrum, q, k, v))  # type: ignore[return-value]
-
-
-def _save_spectrum(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    ctx.shape = inputs[1]
-
-
-def _backward_spectrum(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-    return _spectrum_backward(grad, ctx.shape), None
-
-
-def _save_product(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs[:2])
-    ctx.shape, ctx.transpose = inputs[2:]
-
-
-def _backward_product(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor, None, None]:
-    learns = ctx.needs_input_grad[0]
-    grads = _product_backward(*ctx.saved_tensors, grad, ctx.shape, ctx.transpose, learns)
-    return grads[0] if learns else None, grads[1], None, None
-
-
-def _save_attend(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs[:4])
-    ctx.shape = inputs[4]
-
-
-def _backward_attend(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    learns = ctx.needs_input_grad[0]
-    grads = _attend_backward(*ctx.saved_tensors, grad, ctx.shape, learns)
-    return grads[0] if learns else None, *grads[1:], None
-
-
-_spectrum.register_autograd(_backward_spectrum, setup_context=_save_spectrum)
-_product.register_autograd(_backward_product, setup_context=_save_product)
-_attend.register_autograd(_backward_attend, setup_context=_save_attend)
-for _op in (_spectrum, _product, _attend):
-    in_float32(_op)
+_spectrum_op = Op(
+    "toeplitz_spectrum",
+    _Values,
+    _spectrum,
+    _spectrum_fake,
+    gradients=("values",),
+    backward_kernel=_spectrum_backward,
+    shapes_only=("values",),
+)
+_product_op = Op(
+    "toeplitz_product",
+    _Product,
+    _product,
+    lambda arguments: arguments.x.new_empty(arguments.x.shape),
+    gradients=("spectrum", "x"),
+    backward_kernel=_product_backward,
+)
+_attend_op = Op(
+    "toeplitz_attend",
+    _Attention,
+    _attend,
+    lambda arguments: arguments.v.new_empty(arguments.v.shape),
+    gradients=("spectrum", "q", "k", "v"),
+    backward_kernel=_attend_backward,
+)
 
 
 def spectrum(values: Tensor, shape: Sequence[int]) -> Tensor:
@@ -132,17 +109,18 @@ def spectrum(values: Tensor, shape: Sequence[int]) -> Tensor:
         values: b for every offset j - i and head, [H, 2 X - 1, ...], offset 0 in the middle.
         shape: Of the grid.
     """
-    return _spectrum(values, shape)
+    return _spectrum_op(_Values(values, shape))
 
 
 def product(spectrum: Tensor, x: Tensor, shape: Sequence[int], transpose: bool = False) -> Tensor:
     """M x, or M^T x, for x [..., H, N, C]; one head serves any number of heads."""
-    return _product(spectrum, _four_axes(x, len(spectrum)), shape, transpose).reshape(x.shape)
+    return _product_op(_Product(spectrum, _four_axes(x, len(spectrum)), shape, transpose)).reshape(x.shape)
 
 
 def attend(spectrum: Tensor, q: Tensor, k: Tensor, v: Tensor, shape: Sequence[int]) -> Tensor:
     """Sums over j of M_ij q_i^T k_j v_j, [..., H, N, D], for q and k [..., H, N, M] and v [..., H, N, D]."""
-    return _attend(spectrum, *(_four_axes(x, len(spectrum)) for x in (q, k, v)), shape).reshape(v.shape)
+    by_query, by_key, by_value = (_four_axes(x, len(spectrum)) for x in (q, k, v))
+    return _attend_op(_Attention(spectrum, by_query, by_key, by_value, shape)).reshape(v.shape)
 
 
 def _four_axes(x: Tensor, num_heads: int) -> Tensor:

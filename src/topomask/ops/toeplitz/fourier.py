@@ -67,7 +67,7 @@ def product(spectrum: Tensor, x: Tensor, shape: Sequence[int], transpose: bool) 
 
 
 def product_backward(
-    spectrum: Tensor, x: Tensor, grad: Tensor, shape: Sequence[int], transpose: bool, learns: bool
+    spectrum: Tensor, x: Tensor, shape: Sequence[int], transpose: bool, grad: Tensor, learns: bool
 ) -> tuple[Tensor, Tensor]:
     """Gradients of the spectrum, where it ``learns``, and of x."""
     grad_x = x.new_empty(x.shape)
@@ -100,7 +100,7 @@ def attend(spectrum: Tensor, q: Tensor, k: Tensor, v: Tensor, shape: Sequence[in
 
 
 def attend_backward(
-    spectrum: Tensor, q: Tensor, k: Tensor, v: Tensor, grad: Tensor, shape: Sequence[int], learns: bool
+    spectrum: Tensor, q: Tensor, k: Tensor, v: Tensor, shape: Sequence[int], grad: Tensor, learns: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of the spectrum, where it ``learns``, and of q, k and v."""
     forth, back = _factors(spectrum, transpose=False)

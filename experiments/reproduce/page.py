@@ -1,0 +1,82 @@
+"""Writes the page of all results, ``docs/results.md``, from ``results/``; run in a checkout."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from experiments.reproduce.registry import GROUPS, STUDIES, compare, reproduce
+from experiments.reproduce.results import ResultFolder
+from experiments.reproduce.study import Study, collect
+from topomask.recipes.pages import Section, to_markdown
+from topomask.recipes.plots import write_content
+
+_HEAD = """# Results
+
+What the papers claim, beside what comes out here. Every table is made by one command, `topomask reproduce NAME`, from
+the results of single runs in [../results](../results): config, seed, versions and duration of each. This page is made
+of them by `python -m experiments.reproduce.page`.
+
+The scale is that of two cores, so the numbers are not the paper's; the question is whether its ordering appears. A
+claim "holds" where the 95 % interval of the difference, paired by seed (Student's t), lies above 0, "does not hold"
+where it lies below, and is "undecided" otherwise; as long as seeds are missing it is "open". Each interval stands for
+itself: of twenty one is expected to miss. What they are over is said in brackets beside every mean:
+
+{repeats}
+
+Accuracies are of the last step, and nothing was chosen by them; where weights were chosen on validation examples, the
+table says so.
+
+Seconds are those of one thread beside other work, pauses included, and say nothing about speed: see
+[speed.md](speed.md).
+"""
+# What the runs of a table differ in, and so what its intervals are over.
+_REPEATS = {
+    "seeds": "weights and order of training on one and the same test set, whose choice they do not cover.",
+    "folds": "parts of a set, each tested on once, with weights of their own. Training sets overlap, so the variance "
+    "is the corrected one of Nadeau and Bengio (2003), with 1/n + n_test/n_train in place of 1/n.",
+    "splits": "published splits of the nodes of one graph, with weights of their own. These overlap, too, and the "
+    "variance is corrected likewise.",
+    "draws": "generated sets for training and test, with weights of their own.",
+}
+
+
+def write_page(results: Path, docs: Path) -> None:
+    """Write the page and its pictures: of results alone, which a checkout has, and not of runs, which it lacks.
+
+    Args:
+        results: Folder of the results.
+        docs: Folder of the docs.
+    """
+    parts: list[str] = []
+    tables: dict[str, Study] = {}
+    for name, make in STUDIES.items():
+        study = make()
+        if isinstance(study, Study):
+            begun = any(collect(study, results / study.folder).values())
+        else:
+            begun = ResultFolder(results / name).find(name, 0, study.config) is not None
+        if begun and isinstance(study, Study):
+            tables[name] = study
+        if begun:
+            parts.append(_to_part(name, reproduce(name, results, None, show=True), docs))
+    begun_groups = any(name in group for group in GROUPS.values() for name in tables)
+    together = compare("All tables on graphs", list(GROUPS), results) if begun_groups else None
+    if together is not None:
+        parts.append(to_markdown(together))
+    kinds = {study.repeats for study in tables.values()}
+    listed = "\n".join(f"- {kind}: {text}" for kind, text in _REPEATS.items() if kind in kinds)
+    text = "\n".join([_HEAD.format(repeats=listed), *parts])
+    write_content(docs / "results.md", text.encode())
+
+
+def _to_part(name: str, section: Section, docs: Path) -> str:
+    text = to_markdown(section) + f"\n`topomask reproduce {name}`\n"
+    for number, picture in enumerate(section.pictures):
+        path = docs / "figures" / "results" / f"{name}-{number}.png"
+        write_content(path, picture.png)
+        text += f"\n![{picture.about}]({path.relative_to(docs)})\n"
+    return text
+
+
+if __name__ == "__main__":
+    write_page(Path("results"), Path("docs"))

@@ -1,0 +1,150 @@
+"""What can be reproduced, by name."""
+
+from __future__ import annotations
+
+import inspect
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+from experiments.reproduce import computed, dynamics, graph_tables, images, node_tables
+from experiments.reproduce.computed import Computation
+from experiments.reproduce.pictures import draw_study
+from experiments.reproduce.results import ResultFolder, RunResult
+from experiments.reproduce.study import Study, run_study
+from experiments.reproduce.summary import count_targets, overview, pool, summarize
+from topomask.data import MOTIFS, NODE_SETS
+from topomask.recipes.names import look_up
+from topomask.recipes.pages import Section
+from topomask.train.run_folder import versions
+
+_GRAPHS = {f"gkat-{name.lower()}": partial(graph_tables.gkat, name) for name in graph_tables.BIO + graph_tables.SOCIAL}
+_MOTIFS = {f"motif-{name}": partial(graph_tables.motif, name) for name in MOTIFS}
+_NODES = {f"nodes-{name}": partial(node_tables.nodes, name) for name in NODE_SETS}
+
+STUDIES: dict[str, Callable[[], Study] | Callable[[], Computation]] = {
+    "digits": images.digits,
+    "fig3": computed.fig3,
+    "table1": images.table1,
+    "table1-tiny-imagenet": images.tiny_imagenet,
+    "table3": images.table3,
+    "fig6": images.fig6,
+    "table4": dynamics.table4,
+    "interlacer": dynamics.interlacer,
+    "theory": computed.theorems,
+    **_GRAPHS,
+    **_MOTIFS,
+    **_NODES,
+}
+# Several of them by one name.
+GROUPS: dict[str, tuple[str, ...]] = {
+    "gkat-bio": tuple(f"gkat-{name.lower()}" for name in graph_tables.BIO),
+    "gkat-social": tuple(f"gkat-{name.lower()}" for name in graph_tables.SOCIAL),
+    "motifs": tuple(_MOTIFS),
+    "nodes": tuple(_NODES),
+}
+_GLANCE = (
+    "Our row is graph random features. The mask adds what it has more than the same without a mask. Rows that ours is "
+    "better or worse than: the 95 % interval of the difference lies on one side of 0; only whole rows are compared.",
+)
+_POOLED = "Below are means over the tables of a group, once all are whole and have the same rows and metric."
+# What a group lacks.
+_LACKING = {
+    "gkat-social": "REDDIT-MULTI-5K (REDDIT-5K), a row of GKAT's table, is not available here: it has no table."
+}
+
+
+def catalogue() -> list[tuple[str, str]]:
+    """Names of studies and groups, with a line on each."""
+    lines = [(name, _line(make)) for name, make in STUDIES.items()]
+    return lines + [(name, ", ".join(parts)) for name, parts in GROUPS.items()]
+
+
+def _line(make: Callable[[], Study] | Callable[[], Computation]) -> str:
+    """Tables of many sets are made by one function, so their titles say more than its docstring."""
+    if isinstance(make, partial):
+        return str(make().title)
+    return (inspect.getdoc(make) or "").partition("\n")[0]
+
+
+def studies_of(name: str) -> tuple[str, ...]:
+    """The studies of a group, or the one of this name."""
+    look_up(dict.fromkeys((*GROUPS, *STUDIES)), "study", name)
+    return GROUPS.get(name, (name,))
+
+
+def compare(title: str, groups: Sequence[str], results: Path, overrides: Sequence[str] = ()) -> Section | None:
+    """The tables of groups at a glance; None for the name of a single study.
+
+    Args:
+        title: A title.
+        groups: Names of the groups.
+        results: Folder of the results of all studies.
+        overrides: Fields of all experiments that were changed.
+    """
+    grouped: dict[str, list[tuple[Study, Path]]] = {}
+    for group in groups:
+        made = [STUDIES[part]() for part in GROUPS.get(group, ())]
+        grouped[group] = [(each.changed(overrides), results / each.folder) for each in made if isinstance(each, Study)]
+    tables = [table for own in grouped.values() for table in own]
+    if not tables:
+        return None
+    glance = overview(tables, ours="grf")
+    pooled = [f"{group}: {note}" for group, own in grouped.items() if own for note in pool(own, ours="grf")]
+    notes = count_targets(tables) + pooled + [_LACKING[group] for group in groups if group in _LACKING]
+    about = (*_GLANCE, _POOLED) if pooled else _GLANCE
+    return Section(title, about if glance.rows else (), glance if glance.rows else None, notes)
+
+
+def reproduce(
+    name: str,
+    results: Path,
+    runs: Path | None,
+    *,
+    overrides: Sequence[str] = (),
+    seeds: Sequence[int] | None = None,
+    only: Sequence[str] = (),
+    show: bool = False,
+) -> Section:
+    """Run what has no result yet, and give the table.
+
+    Args:
+        name: Name of the study.
+        results: Folder of the results of all studies.
+        runs: Folder of the runs of all studies, with their checkpoints, of which curves are drawn; None to show
+            without them.
+        overrides: Fields of all experiments to change, such as ``train.epochs=1``.
+        seeds: Which seeds to run. Default: as many as the study asks for, from 0.
+        only: Names of the rows to run. Default: all.
+        show: Run nothing.
+    """
+    study = look_up(STUDIES, "study", name)()
+    if isinstance(study, Computation):
+        if overrides or only or seeds is not None:
+            raise ValueError(f"{name} is computed as it is: it takes no fields, rows or seeds.")
+        return _compute(name, study, results / name, show)
+    study = study.changed(overrides)
+    study.pick(only)
+    own_runs = None if runs is None else runs / study.folder
+    if not show:
+        if own_runs is None:
+            raise ValueError("`runs` is None, but what is run needs a folder. Pass one, or show=True.")
+        chosen = range(study.seeds) if seeds is None else seeds
+        run_study(study, chosen, results / study.folder, own_runs, only=only)
+    section = summarize(study, results / study.folder)
+    return draw_study(study, section, results / study.folder, own_runs)
+
+
+def _compute(name: str, computation: Computation, results: Path, show: bool) -> Section:
+    kept = ResultFolder(results)
+    found = kept.find(name, 0, computation.config)
+    if found is None:
+        if show:
+            raise FileNotFoundError(f"{results} has no result yet. Leave out --show to compute it.")
+        start = time.perf_counter()
+        metrics = computation.compute()
+        seconds = round(time.perf_counter() - start, 1)
+        found = RunResult(name, 0, metrics, seconds, computation.config, versions())
+        kept.add(found)
+    return computation.present(found.metrics)

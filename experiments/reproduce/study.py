@@ -1,0 +1,273 @@
+"""A table of trained models: what is run, over which seeds, and what the papers claim of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from experiments.reproduce.results import ResultFolder, RunResult
+from experiments.reproduce.targets import Target
+from topomask.recipes.experiment import Experiment
+from topomask.support.config import apply_overrides, to_dict
+from topomask.train import FolderInUse
+from topomask.train.config import FREE_FIELDS
+from topomask.train.run_folder import versions
+
+NOT_AVAILABLE = "not available"
+# Heading of published values that are of the same data.
+PUBLISHED = "published"
+OVERLAP = (
+    "Training sets overlap from one to the next, so intervals of differences have the corrected variance of Nadeau and "
+    "Bengio (2003)."
+)
+# Fields that runs of one row differ in.
+_REPEATED = ("train.seed", "data.fold", "data.split")
+# What there are only so many of.
+FIXED_REPEATS = ("folds", "splits")
+# Fields that numbers do not depend on, by group.
+FREE: dict[str, tuple[str, ...]] = {"data": ("root", "download"), "train": FREE_FIELDS}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A row of a table.
+
+    Args:
+        name: A short name, also of its files.
+        label: What it is.
+        experiment: What is run for it.
+        paper: The paper's value, on the paper's data.
+        alternatives: Other configurations of it; for every seed, the study says by what one of all is chosen.
+        short_because: Why it may miss the paper's value, where that is known: comparisons with it count all the same.
+    """
+
+    name: str
+    label: str
+    experiment: Experiment
+    paper: str = NOT_AVAILABLE
+    alternatives: Sequence[Experiment] = ()
+    short_because: str = ""
+
+    def runs(self) -> dict[str, Experiment]:
+        """All that is run for it, by the names of its files."""
+        others = {f"{self.name}.{number + 1}": each for number, each in enumerate(self.alternatives)}
+        return {self.name: self.experiment} | others
+
+
+@dataclass(frozen=True)
+class Claim:
+    """That one cell is better than another, as the paper has it.
+
+    Args:
+        better: Name of the cell that should be better.
+        worse: Name of the other.
+        paper: The paper's difference, or where it says so; none where no paper claims it.
+    """
+
+    better: str
+    worse: str
+    paper: str | None = None
+
+
+@dataclass(frozen=True)
+class Study:
+    """A table of the papers, at our scale.
+
+    Args:
+        title: Its title.
+        folder: Name of the folder of its results; studies that share runs share it.
+        about: How it is run here, and what the paper did.
+        cells: Its rows.
+        claims: What the paper claims of them.
+        baseline: The row that the others are compared with.
+        seeds: How many seeds make it whole.
+        metric: What is compared.
+        scale: Factor of the metric in print: 100 for per cent.
+        unit: Its unit in print.
+        gap_unit: The unit of a difference.
+        higher_is_better: Whether a larger metric is better.
+        paper_heading: Heading of the paper's values.
+        also: Other metrics to show, with a heading each.
+        published: Rows that are not run here: a label and its value.
+        repeats: What the runs of a row are repeated over: "seeds" of training, "folds" or "splits" of the data, or
+            "draws" of generated data.
+        test_share: Test examples per training example where training sets of repeats overlap, by which intervals are
+            widened; see :func:`paired_difference`.
+        targets: Known values that rows should reach.
+        void_below: By how much the mean of a row may miss its paper's value before comparisons with it are void; none
+            where the paper's values are of other data.
+        shape: Features and classes of the data; where given, the parameters of every row are shown.
+        chosen_by: The metric by which one of the alternatives of a cell is chosen, larger is better; ties are broken
+            by the validation loss.
+    """
+
+    title: str
+    folder: str
+    about: Sequence[str]
+    cells: Sequence[Cell]
+    claims: Sequence[Claim]
+    baseline: str
+    seeds: int
+    metric: str = "accuracy"
+    scale: float = 100.0
+    unit: str = "%"
+    gap_unit: str = "points"
+    higher_is_better: bool = True
+    paper_heading: str = "the paper, its data"
+    also: Sequence[tuple[str, str]] = ()
+    published: Sequence[tuple[str, str]] = ()
+    repeats: str = "seeds"
+    chosen_by: str = "val_accuracy"
+    test_share: float = 0.0
+    targets: Sequence[Target] = ()
+    void_below: float | None = None
+    shape: tuple[int, int] | None = None
+
+    def changed(self, overrides: Sequence[str]) -> Study:
+        """The same with fields of every experiment set from text; not those that the rows are told apart by."""
+        runs = [each for cell in self.cells for each in cell.runs().values()]
+        repeated = [name for name in _REPEATED if name in _flat(to_dict(runs[0]))]
+        # Rows may be trained in different ways, but are not told apart by that.
+        told_apart = {name for name in _differing(runs) if not name.startswith("train.")}.union(repeated)
+        for override in overrides:
+            name = override.partition("=")[0].strip()
+            if name == "data.name":
+                raise ValueError(f"`{name}` cannot be set: published values and titles are of the data of this table.")
+            if name in told_apart:
+                how = "Pass --seeds." if name in repeated else "Pass --only to choose rows."
+                raise ValueError(f"`{name}` cannot be set: the runs of this table differ in it. {how}")
+
+        def change(cell: Cell) -> Cell:
+            first, *others = (apply_overrides(each, overrides) for each in cell.runs().values())
+            return replace(cell, experiment=first, alternatives=others)
+
+        return replace(self, cells=[change(cell) for cell in self.cells])
+
+    def pick(self, names: Collection[str]) -> list[Cell]:
+        """The cells of these names, or all."""
+        known = [cell.name for cell in self.cells]
+        for name in names:
+            if name not in known:
+                raise ValueError(f"There is no cell {name!r} in this table. Cells: {', '.join(known)}.")
+        return [cell for cell in self.cells if not names or cell.name in names]
+
+
+def run_study(
+    study: Study,
+    seeds: Sequence[int],
+    results: Path,
+    runs: Path,
+    *,
+    only: Collection[str] = (),
+    say: Callable[[str], None] = print,
+) -> None:
+    """Run what has no result yet, seed by seed; a run that was stopped goes on where it was.
+
+    Several processes may do so at once: what another is at is left to it.
+
+    Args:
+        study: The table.
+        seeds: Which seeds.
+        results: Folder of the results.
+        runs: Folder of the runs, with their checkpoints.
+        only: Names of the cells to run. Default: all.
+        say: Where to say what happens.
+    """
+    if study.repeats in FIXED_REPEATS and not all(0 <= seed < study.seeds for seed in seeds):
+        raise ValueError(f"`seeds` must lie in [0, {study.seeds}), the {study.repeats}, but are {list(seeds)}.")
+    kept = ResultFolder(results)
+    todo = [
+        (cell, name, each.with_seed(seed), seed)
+        for seed in dict.fromkeys(seeds)
+        for cell in study.pick(only)
+        for name, each in cell.runs().items()
+    ]
+    for place, (cell, name, experiment, seed) in enumerate(todo):
+        config = numbers_config(experiment)
+        if kept.find(name, seed, config) is not None:
+            continue
+        say(f"[{place + 1}/{len(todo)}] {cell.label} ({name}), {study.repeats.removesuffix('s')} {seed}")
+        try:
+            found = experiment.run(runs / f"{name}-{seed}", resume=True, fallback=True)
+        except FolderInUse:
+            say("Another process is at it; going on with the next.")
+            continue
+        metrics = experiment.measure(found)
+        kept.add(RunResult(name, seed, metrics, round(found.seconds, 1), config, versions()))
+
+
+def numbers_config(experiment: Experiment) -> dict[str, Any]:
+    """What the numbers depend on: not where data lives, nor what is shown on the way."""
+    config = to_dict(experiment)
+    for group, names in FREE.items():
+        for name in names:
+            config[group].pop(name, None)
+    return config
+
+
+def _differing(experiments: Sequence[Experiment]) -> set[str]:
+    """Names of the fields in which some experiments differ, as on the command line."""
+    flat = [_flat(to_dict(experiment)) for experiment in experiments]
+    names = set().union(*flat)
+    return {name for name in names if any(name not in each or each[name] != flat[0].get(name) for each in flat)}
+
+
+def _flat(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in config.items():
+        found |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
+    return found
+
+
+def collect(study: Study, results: Path, metric: str | None = None) -> dict[str, dict[int, float]]:
+    """The metric of every cell and seed whose runs had the config of the study."""
+    return {
+        cell: {seed: run.metrics[metric or study.metric] for seed, run in runs.items()}
+        for cell, runs in chosen_runs(study, results).items()
+    }
+
+
+def chosen_runs(study: Study, results: Path) -> dict[str, dict[int, RunResult]]:
+    """For every cell and seed, the run that counts; none where an alternative is still to be run."""
+    found: dict[str, dict[int, list[RunResult]]] = {cell.name: {} for cell in study.cells}
+    homes = {name: cell for cell in study.cells for name in cell.runs()}
+    for run in _runs(study, results):
+        found[homes[run.cell].name].setdefault(run.seed, []).append(run)
+    return {
+        cell.name: {
+            seed: runs[0] if len(runs) == 1 else max(runs, key=partial(_merit, study.chosen_by))
+            for seed, runs in found[cell.name].items()
+            if len(runs) == len(cell.runs())
+        }
+        for cell in study.cells
+    }
+
+
+def _merit(chosen_by: str, run: RunResult) -> tuple[float, float]:
+    """What alternatives are chosen by; of several with the same metric, the least validation loss is best."""
+    return float(run.metrics[chosen_by]), -float(run.metrics.get("val_loss", math.inf))
+
+
+def _runs(study: Study, results: Path) -> list[RunResult]:
+    """The runs that had the config of the study."""
+    experiments = {name: each for cell in study.cells for name, each in cell.runs().items()}
+    # There are no more folds and splits than the study asks for.
+    limit = study.seeds if study.repeats in FIXED_REPEATS else math.inf
+    return [
+        run
+        for run in ResultFolder(results).runs()
+        if run.cell in experiments
+        and run.seed < limit
+        and run.has(numbers_config(experiments[run.cell].with_seed(run.seed)))
+    ]
+
+
+def variant(experiment: Any, attention: str, **options: Any) -> Any:
+    """The experiment with another attention."""
+    changed = dataclasses.replace(experiment.model.attention_options, **options)
+    return replace(experiment, model=replace(experiment.model, attention=attention, attention_options=changed))

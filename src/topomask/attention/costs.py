@@ -1,0 +1,95 @@
+"""Constants of the cost model behind ``strategy="auto"``: nanoseconds per call, multiply-add, pair, and so on.
+
+The defaults were measured on two cores with AVX-512. ``topomask bench calibrate`` measures those of a machine and keeps
+them in the user's cache folder, or where the environment variable ``TOPOMASK_COSTS`` says; they are read on import.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+
+from topomask.support.files import write_atomically
+
+# What topomask/attention/plan.py counts, in nanoseconds each.
+DEFAULTS: dict[str, float] = {
+    "product: call": 960000.0,
+    "product: multiply-add": 0.1,
+    "product: element": 1.7,
+    "product: refresh": 6.2,
+    "dense: call": 380000.0,
+    "dense: multiply-add": 0.0093,
+    "dense: weight": 0.59,
+    "dense: power": 6.6,
+    "dense: large weight": 15.0,
+    "dense: entry": 1.3,
+    "dense: formed": 0.012,
+    "rows: call": 420000.0,
+    "rows: multiply-add": 0.019,
+    "rows: pair": 3.4,
+    "rows: power": 5.3,
+    "rows: query": 0.66,
+    "rows: refresh": 8.2,
+    "tiles: call": 550000.0,
+    "tiles: key": 2.7,
+    "tiles: key, per width": 0.1,
+    "tiles: alone": 6.8,
+    "tiles: alone, per width": 0.066,
+    "tiles: power": 20.0,
+    "tiles: query": 1.1,
+    "tiles: refresh": 0.89,
+}
+
+
+def path() -> Path:
+    """Where the constants of this machine are kept."""
+    if "TOPOMASK_COSTS" in os.environ:
+        return Path(os.environ["TOPOMASK_COSTS"])
+    folder = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return Path(folder) / "topomask" / "costs.json"
+
+
+def load() -> Mapping[str, float]:
+    """The constants of this machine where they were measured, else the defaults."""
+    file = path()
+    try:
+        found = json.loads(file.read_text())
+        check(found)
+    except FileNotFoundError:
+        return DEFAULTS
+    except (OSError, ValueError) as error:
+        warnings.warn(
+            f"The cost constants in {file} cannot be used, so the defaults are: {error} "
+            "Measure them anew with `topomask bench calibrate`, or delete the file.",
+            stacklevel=2,
+        )
+        return DEFAULTS
+    return found
+
+
+def save(measured: Mapping[str, float]) -> Path:
+    """Keep the constants of this machine for later processes, and use them in this one."""
+    check(measured)
+    file = path()
+    text = json.dumps(dict(measured), indent=2)
+    write_atomically(file, lambda temporary: temporary.write_text(text))
+    global constants
+    constants = load()
+    return file
+
+
+def check(found: object) -> None:
+    """A ValueError unless there is one number of at least 0 for every term."""
+    if not isinstance(found, dict) or set(found) != set(DEFAULTS):
+        raise ValueError(f"There must be one number for each of {sorted(DEFAULTS)}.")
+    for term, value in found.items():
+        if not isinstance(value, (int, float)) or isinstance(value, bool) or not math.isfinite(value) or value < 0:
+            raise ValueError(f"The constant of {term!r} must be a number of at least 0, but is {value!r}.")
+
+
+# What plans are made with: a plain dictionary, which torch.compile can read.
+constants: Mapping[str, float] = load()

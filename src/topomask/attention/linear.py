@@ -1,0 +1,175 @@
+"""Linear attention modulated by a mask."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, get_args
+
+import torch
+from torch import Tensor
+
+from topomask.attention import feature_maps
+from topomask.attention.inputs import FeatureMap, features, rescaled, restore, without_autocast
+from topomask.attention.masked import attend_pairs, drop, make_operator, make_plan, prepare_for
+from topomask.attention.plan import Strategy
+from topomask.masks.entries import PairSums
+from topomask.masks.mask import Mask
+from topomask.masks.operator import Normalizer, Operator
+from topomask.ops.dense_attention import dense_attention
+from topomask.ops.quotient import divide
+
+# Scores for which an op of our own takes longer to call than to run.
+_FEW_SCORES = 1 << 17
+# Sums of scores between these are far from what float32 cannot hold.
+_SAFE_LOW, _SAFE_HIGH = 2.0**-80, 2.0**80
+
+
+class _Linear(NamedTuple):
+    """What a way to compute linear attention is given."""
+
+    operator: Operator
+    phi_q: Tensor
+    phi_k: Tensor
+    v: Tensor
+    normalizer: Normalizer
+    nonnegative: bool
+    dropout_p: float
+
+
+def masked_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Mask | Operator,
+    *,
+    feature_map: FeatureMap = "relu",
+    normalizer: Normalizer | None = None,
+    strategy: Strategy = "auto",
+    key_padding_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    query_nodes: Tensor | None = None,
+    key_nodes: Tensor | None = None,
+) -> Tensor:
+    r"""Linear attention modulated by a graph mask, in the time of a few mask products.
+
+    .. math:: y_i = \sum_j M_{ij}\,\phi(q_i)^\top\phi(k_j)\,v_j \Big/ \sum_j |M|_{ij}\,|\phi(q_i)|^\top|\phi(k_j)|
+
+    where :math:`|M|` is ``mask.magnitude()``. Where nothing is negative this is the paper's normaliser; elsewhere,
+    unlike it, it never crosses zero. A query that attends to nothing gives 0.
+
+    Args:
+        q: Queries, [..., H, N_q, D].
+        k: Keys, [..., H_kv, N_k, D], with H a multiple of H_kv.
+        v: Values, [..., H_kv, N_k, D_v].
+        mask: The mask, on its own graph, or ``mask.on(graph)``; with H heads or one.
+        feature_map: ``"relu"``, ``"elu"``, ``"exp"``, ``"softmax"`` (FAVOR+), ``"identity"``, or a function from
+            [..., D] to [..., M].
+        normalizer: ``"absolute"`` (above), ``"signed"`` (the paper's sum, without absolute values) or ``"none"``.
+            Default: ``mask.default_normalizer``, which is ``"absolute"`` for all masks but those whose magnitude says
+            little about them.
+        strategy: ``"pairs"``, ``"product"`` or ``"dense"``: the same answer at different cost;
+            see :func:`topomask.plan_attention`. ``"auto"`` takes the cheapest. Products by FFT or Chebyshev series have
+            rounding noise (``operator.product_noise``); through ``"product"``, a query whose normaliser is below it
+            counts as one that attends to nothing.
+        key_padding_mask: [..., N_k], True where a key is padding, as in ``torch.nn.MultiheadAttention``.
+        dropout_p: Probability to drop a pair (i, j) from the numerator.
+        query_nodes: Node of every query, [N_q]. Default: all nodes in order.
+        key_nodes: Node of every key, [N_k]. Default: all nodes in order.
+
+    Returns:
+        Attended values, [..., H, N_q, D_v], in the dtype of ``q``.
+
+    Example:
+        >>> import torch, topomask as tm
+        >>> mask = tm.WalkMask(tm.grid_graph(8, 8), num_heads=2, seed=0)
+        >>> q, k, v = torch.randn(3, 1, 2, 64, 16)
+        >>> tm.masked_attention(q, k, v, mask).shape
+        torch.Size([1, 2, 64, 16])
+
+    References:
+        Reid et al. (2025), Eq. 12.
+    """
+    phi = feature_maps.resolve(feature_map)
+    operator = make_operator(mask, query_nodes, key_nodes)
+    inputs = prepare_for(operator, q, k, v, key_padding_mask, dropout_p)
+    normalizer = operator.default_normalizer if normalizer is None else normalizer
+    if normalizer not in get_args(Normalizer):
+        raise ValueError(f"`normalizer` must be one of {get_args(Normalizer)}, but is {normalizer!r}.")
+    with without_autocast(q):
+        phi_q, phi_k = features(phi, inputs, operator.key_groups, q.dtype, shift=normalizer != "none")
+        plan = make_plan(inputs, operator, phi_q.shape[-1], strategy, "linear", dropout_p)
+        nonnegative = feature_maps.is_nonnegative(phi)
+        work = _Linear(operator, phi_q, phi_k, inputs.v, normalizer, nonnegative, dropout_p)
+        if plan.strategy == "dense":
+            out = _few_scores(work)
+            if out is not None:
+                return restore(out, q)
+        if normalizer != "none" and not isinstance(phi, feature_maps.ExponentialMap):
+            phi_q, phi_k = rescaled(phi_q, phi_k, operator.key_groups)
+            work = work._replace(phi_q=phi_q, phi_k=phi_k)
+        attend = {"pairs": _over_pairs, "product": _by_products, "dense": _dense}[plan.strategy]
+        return restore(attend(work), q)
+
+
+def _by_products(work: _Linear) -> Tensor:
+    operator, phi_q, phi_k, v, normalizer = work[:5]
+    if normalizer == "none":
+        return operator.attend(phi_q, phi_k, v)
+    ones = v.new_ones(*v.shape[:-1], 1)
+    magnitude = operator.magnitude() if normalizer == "absolute" else operator
+    noise = magnitude.product_noise(phi_k.detach().abs())
+    nothing = 0.0 if noise is None else (phi_q.detach().abs() * noise).sum(dim=-1, keepdim=True)
+    if magnitude is operator and (work.nonnegative or normalizer == "signed"):
+        joined = operator.attend(phi_q, phi_k, torch.cat([v, ones], dim=-1))
+        return divide(joined[..., :-1], joined[..., -1:], nothing)
+    return divide(operator.attend(phi_q, phi_k, v), magnitude.attend(phi_q.abs(), phi_k.abs(), ones), nothing)
+
+
+def _few_scores(work: _Linear) -> Tensor | None:
+    """Dense attention on few tokens in as few steps as can be; None where it is not that, or numbers are extreme."""
+    operator, phi_q, phi_k, v, normalizer = work[:5]
+    if torch.compiler.is_compiling() or v.device.type != "cpu" or work.dropout_p or normalizer == "none":
+        return None
+    if not 0 < phi_q.shape[:2].numel() * operator.num_queries * operator.num_keys <= _FEW_SCORES:
+        return None
+    weights, magnitudes = _dense_weights(work)
+    scores = phi_q @ phi_k.mT
+    weighted = scores * weights
+    if magnitudes is None and (work.nonnegative or normalizer == "signed"):
+        total = weighted.sum(dim=-1, keepdim=True)
+    else:
+        scores = scores if work.nonnegative or normalizer == "signed" else phi_q.abs() @ phi_k.abs().mT
+        total = (scores * (weights if magnitudes is None else magnitudes)).sum(dim=-1, keepdim=True)
+    low, high = total.detach().aminmax()
+    # Sums that are neither 0 nor close to what float32 can hold need neither a scale nor a second look.
+    if not (low.item() >= _SAFE_LOW and high.item() <= _SAFE_HIGH):
+        return None
+    return (weighted @ v) / total
+
+
+def _dense_weights(work: _Linear) -> tuple[Tensor, Tensor | None]:
+    """The mask, and its magnitude where the normaliser takes that and it differs."""
+    operator, dtype = work.operator, work.v.dtype
+    magnitude = operator.magnitude() if work.normalizer == "absolute" else operator
+    weights = operator._dense_weights().to(dtype)
+    return weights, None if magnitude is operator else magnitude._dense_weights().to(dtype)
+
+
+def _dense(work: _Linear) -> Tensor:
+    _, phi_q, phi_k, v, normalizer = work[:5]
+    weights, magnitudes = _dense_weights(work)
+    if work.dropout_p == 0 and (work.nonnegative or normalizer != "absolute"):
+        return dense_attention(phi_q, phi_k, v, weights, magnitudes, normalize=normalizer != "none")
+    scores = phi_q @ phi_k.mT
+    numerator = drop(scores * weights, work.dropout_p) @ v
+    if normalizer == "none":
+        return numerator
+    scores = scores if work.nonnegative or normalizer == "signed" else phi_q.abs() @ phi_k.abs().mT
+    return divide(numerator, (scores * (weights if magnitudes is None else magnitudes)).sum(dim=-1, keepdim=True))
+
+
+def _over_pairs(work: _Linear) -> Tensor:
+    absolute = work.normalizer == "absolute"
+    sums = PairSums(
+        magnitudes=absolute, absolute=absolute and not work.nonnegative, normalize=work.normalizer != "none"
+    )
+    return attend_pairs(work.operator, work.phi_q, work.phi_k, work.v, None, sums, work.dropout_p)

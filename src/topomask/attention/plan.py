@@ -1,0 +1,265 @@
+"""Which way to compute masked attention: all give the same answer, at different cost."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal, NamedTuple, get_args
+
+import torch
+
+from topomask.attention import costs
+from topomask.masks.cost import MAX_KEPT_ENTRIES, Cost
+from topomask.masks.mask import Mask
+from topomask.masks.operator import Operator
+from topomask.walks.record import MAX_PAIRS_PER_QUERY
+
+Strategy = Literal["auto", "pairs", "product", "dense"]
+Kernel = Literal["linear", "softmax"]
+
+# Pairs of walks that may meet in small problems whatever their number per query.
+MIN_PAIR_BUDGET = 1 << 22
+# Entries of a sparse mask: with what is kept beside each, about 8 GB.
+MAX_PAIRS = 1 << 28
+# Attention weights of all inputs and heads that "auto" is willing to form at a time.
+MAX_DENSE_ENTRIES = 1 << 28
+# Attention weights from which on memory decides.
+_LARGE = 1 << 23
+# Plans that are kept.
+_MAX_PLANS = 1024
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The way that was chosen, and why.
+
+    Attributes:
+        strategy: ``"pairs"``, ``"product"`` or ``"dense"``.
+        reason: One sentence.
+        seconds: Estimated time of every way that is open.
+        flops: Counted floating-point operations of every way that is open.
+        is_plain: Whether this is softmax attention without a mask, since all entries are 1.
+    """
+
+    strategy: Strategy
+    reason: str
+    seconds: dict[str, float]
+    flops: dict[str, float]
+    is_plain: bool = False
+
+    def __str__(self) -> str:
+        table = ", ".join(f"{name} {time:.2g} s" for name, time in sorted(self.seconds.items(), key=lambda x: x[1]))
+        return f"{self.strategy}: {self.reason} (estimates: {table})"
+
+
+class Problem(NamedTuple):
+    """All that a plan depends on."""
+
+    name: str  # of the mask, for errors
+    cost: Cost
+    is_all_ones: bool
+    num_heads: int  # of the mask
+    num_queries: int
+    num_keys: int
+    num_features: int
+    value_dim: int
+    times: int  # inputs, times heads that share a head of the mask
+    strategy: Strategy
+    kernel: Kernel
+    dropout: bool
+
+    @property
+    def entries(self) -> int:
+        """Entries of the mask as a dense matrix."""
+        return self.num_heads * self.num_queries * self.num_keys
+
+
+def plan_attention(
+    mask: Mask | Operator,
+    num_features: int,
+    value_dim: int,
+    batch_size: int = 1,
+    num_heads: int | None = None,
+    *,
+    strategy: Strategy = "auto",
+    kernel: Kernel = "linear",
+    dropout: bool = False,
+) -> Plan:
+    """Choose how to compute masked attention.
+
+    Args:
+        mask: The mask, or an operator.
+        num_features: Width of the query and key features M.
+        value_dim: Width of the values D.
+        batch_size: Inputs that share the mask.
+        num_heads: Heads of the input. Default: those of the mask.
+        strategy: ``"auto"``, or the way to take.
+        kernel: ``"linear"`` or ``"softmax"`` attention.
+        dropout: Whether pairs are dropped.
+
+    Example:
+        >>> import topomask as tm
+        >>> mask = tm.WalkMask(tm.grid_graph(8, 8), seed=0)
+        >>> tm.plan_attention(mask, num_features=16, value_dim=16).strategy
+        'dense'
+    """
+    operator = mask.on() if isinstance(mask, Mask) else mask
+    problem = Problem(
+        operator.name,
+        operator.cost(),
+        operator.is_all_ones,
+        operator.num_heads,
+        operator.num_queries,
+        operator.num_keys,
+        num_features,
+        value_dim,
+        batch_size * (max(num_heads or 1, operator.num_heads) // operator.num_heads),
+        strategy,
+        kernel,
+        dropout,
+    )
+    return _choose(problem) if torch.compiler.is_compiling() else _known(problem, id(costs.constants))
+
+
+@lru_cache(_MAX_PLANS)
+def _known(problem: Problem, _: int) -> Plan:
+    """The plan of a problem that came before, as long as the constants of the cost model are the same."""
+    return _choose(problem)
+
+
+def _choose(problem: Problem) -> Plan:
+    strategy = problem.strategy
+    if strategy not in get_args(Strategy):
+        raise ValueError(f"`strategy` must be one of {get_args(Strategy)}, but is {strategy!r}.")
+    closed, work = _closed(problem), count_work(problem)
+    flops = {name: way.flops for name, way in work.items()}
+    seconds = {
+        name: 1e-9 * sum([costs.constants[term] * count for term, count in way.terms.items()])
+        for name, way in work.items()
+    }
+    if strategy != "auto":
+        if strategy in closed:
+            raise ValueError(f"`strategy` is {strategy!r}, but {closed[strategy]}.")
+        return Plan(strategy, "asked for", seconds, flops)
+    open_ways = {name: time for name, time in seconds.items() if name not in closed}
+    if problem.kernel == "softmax" and problem.is_all_ones and not problem.dropout:
+        reason = "all entries are 1: plain attention, whose weights are not kept"
+        return Plan("dense", reason, {"dense": open_ways["dense"]}, {"dense": flops["dense"]}, is_plain=True)
+    weights = problem.times * problem.entries
+    if len(open_ways) > 1 and weights > MAX_DENSE_ENTRIES:
+        open_ways.pop("dense")
+    if set(open_ways) == {"dense"} and weights > MAX_DENSE_ENTRIES:
+        reasons = "; ".join(closed.values())
+        raise ValueError(
+            f"Only dense attention with {weights:,} weights would do: {reasons}. "
+            "Use WalkMask(symmetric=False), whose pairs are few on any graph (mask='walk' of graph transformers), or "
+            "linear attention (kind='linear'), or strategy='dense' of masked_softmax_attention all the same."
+        )
+    # A plain loop: the compiler cannot look into min() with a key where sizes are symbols.
+    best = next(iter(open_ways))
+    for name, time in open_ways.items():
+        if time < open_ways[best]:
+            best = name
+    others = "; ".join(closed.values())
+    reason = "lowest estimated time" if len(open_ways) > 1 else f"the only way, since {others}"
+    if len(open_ways) > 1 and closed:
+        reason += f" ({others})"
+    return Plan(best, reason, open_ways, {name: flops[name] for name in open_ways})  # type: ignore[arg-type]
+
+
+def _closed(problem: Problem) -> dict[str, str]:
+    """The ways that are not open, with the reason."""
+    closed: dict[str, str] = {}
+    cost = problem.cost
+    rows = max(cost.inner_rows, problem.num_queries, problem.num_keys)
+    limit = max(MIN_PAIR_BUDGET, MAX_PAIRS_PER_QUERY * problem.num_heads * rows)
+    if cost.pairs is None or cost.max_pairs is None:
+        closed["pairs"] = f"{problem.name} has no sparse entries"
+    elif cost.max_pairs > limit:
+        closed["pairs"] = (
+            f"{problem.name} has up to {cost.max_pairs:,} pairs, more than {MAX_PAIRS_PER_QUERY} per query and head; "
+            "WalkMask(symmetric=False) has few pairs on any graph, also where it has hubs, or walks are many and long"
+        )
+    elif cost.pairs > MAX_PAIRS:
+        closed["pairs"] = f"about {cost.pairs:,} entries would not fit in memory; WalkMask(symmetric=False) has fewer"
+    if problem.kernel == "softmax":
+        closed["product"] = "softmax attention needs the entries of the mask"
+    elif problem.dropout:
+        closed["product"] = "dropout acts on pairs, which products with the mask never form"
+    return closed
+
+
+class Work(NamedTuple):
+    """What a way does."""
+
+    flops: float
+    terms: dict[str, float]  # how often every term of the cost model counts
+
+
+def count_work(problem: Problem) -> dict[str, Work]:
+    """The work of every way to attend."""
+    work = {"product": _count_product(problem), "dense": _count_dense(problem)}
+    if problem.cost.pairs is not None:
+        work["pairs"] = _count_pairs(problem, problem.cost.pairs)
+    return work
+
+
+def _count_product(problem: Problem) -> Work:
+    cost, rows = problem.cost, problem.num_heads * problem.num_queries
+    spread = problem.times * problem.num_features * (problem.value_dim + 1)
+    flops = 2.0 * spread * (cost.product + rows)
+    if cost.rank is not None and cost.rank <= problem.value_dim:
+        # Features of queries and keys are multiplied by values as matrices, and never spread over them.
+        joined = 2 * cost.rank * rows * spread
+        return Work(flops, {"product: call": 1.0, "dense: multiply-add": joined, "product: refresh": cost.refresh})
+    terms = {
+        "product: call": 1.0,
+        "product: multiply-add": spread * cost.product,
+        "product: element": spread * rows,
+        "product: refresh": min(cost.refresh, cost.product),
+    }
+    return Work(flops, terms)
+
+
+def _count_dense(problem: Problem) -> Work:
+    cost, times, entries = problem.cost, problem.times, problem.entries
+    width, softmax = problem.num_features + problem.value_dim, float(problem.kernel == "softmax")
+    formed = entries if cost.refresh or entries > MAX_KEPT_ENTRIES else 0
+    terms = {
+        "dense: call": 1.0,
+        "dense: multiply-add": times * entries * width,
+        "dense: weight": times * entries,
+        "dense: power": softmax * times * entries,
+        # What does not fit in the caches is paged in again and again. Linear attention takes some inputs at a time.
+        "dense: large weight": times * entries if entries * (times if softmax else 1) > _LARGE else 0,
+        "dense: entry": formed,
+        "dense: formed": cost.dense if formed else 0,
+    }
+    return Work(2.0 * times * entries * width + 2.0 * cost.dense, terms)
+
+
+def _count_pairs(problem: Problem, pairs: int) -> Work:
+    cost, times, rows = problem.cost, problem.times, problem.num_heads * problem.num_queries
+    width, softmax = problem.num_features + problem.value_dim, float(problem.kernel == "softmax")
+    pairs, tiles = min(pairs, problem.entries), cost.tiles
+    if tiles is None:
+        terms = {
+            "rows: call": 1.0,
+            "rows: multiply-add": times * pairs * width,
+            "rows: pair": times * pairs,
+            "rows: power": softmax * times * pairs,
+            "rows: query": times * rows * width,
+            "rows: refresh": cost.refresh,
+        }
+    else:
+        terms = {
+            "tiles: call": 1.0,
+            "tiles: key": times * tiles.keys,
+            "tiles: key, per width": times * tiles.keys * width,
+            "tiles: alone": times * tiles.alone,
+            "tiles: alone, per width": times * tiles.alone * width,
+            "tiles: power": softmax * times * tiles.keys,
+            "tiles: query": times * rows * width,
+            "tiles: refresh": cost.refresh,
+        }
+    return Work(2.0 * times * pairs * width + 2.0 * cost.refresh, terms)

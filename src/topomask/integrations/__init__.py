@@ -1,0 +1,1 @@
+"""Layers for other libraries, one module for each; importing a module needs its library."""

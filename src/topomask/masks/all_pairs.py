@@ -1,0 +1,114 @@
+"""The mask that hides nothing but other graphs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from topomask.graph import Graph
+from topomask.graph.records import Recipe, Record
+from topomask.masks.cost import Cost
+from topomask.masks.entries import Entries
+from topomask.masks.graph_sums import find_tiles, multiply_per_graph, spread_per_graph, sum_per_graph
+from topomask.masks.mask import GraphMask, Mask
+from topomask.masks.operator import ELEMENTS_PER_CHUNK, Operator
+from topomask.ops.blocks import find_block_pattern
+
+
+class AllPairsMask(GraphMask):
+    r"""Every node attends to every node of its own graph: plain attention on a batch of graphs, in O(N).
+
+    .. math:: M_{ij} = 1 \text{ if } i \text{ and } j \text{ belong to the same graph of the batch, else } 0
+
+    Edges do not count. This is what a mask is compared with to know what it adds. There is nothing to learn, so one
+    head serves all. Softmax attention goes over the :math:`\sum_g n_g^2` pairs of a batch, and needs no padding; on one
+    graph it is plain attention, in O(N) memory unless pairs are dropped.
+
+    Args:
+        graph: The graph, or a batch of graphs, that the mask is on unless another is given.
+
+    Example:
+        >>> import topomask as tm
+        >>> tm.AllPairsMask(tm.Graph.batch([tm.path_graph(2), tm.path_graph(1)])).to_dense()
+        tensor([[[1., 1., 0.],
+                 [1., 1., 0.],
+                 [0., 0., 1.]]])
+    """
+
+    def __init__(self, graph: Graph | None = None) -> None:
+        super().__init__(graph)
+        self._recipe = _RECIPE
+
+    def _operator(self, graph: Graph, record: _Sizes) -> AllPairsOperator:
+        return AllPairsOperator(self, graph, record)
+
+
+class AllPairsOperator(Operator):
+    """Ones between all nodes of the same graph."""
+
+    def __init__(self, mask: Mask, graph: Graph, record: _Sizes) -> None:
+        super().__init__(mask, graph)
+        self.is_all_ones = graph.num_graphs == 1
+        self._record, self._tiles = record, find_tiles(graph, self.device)
+
+    def matmul(self, x: Tensor) -> Tensor:
+        """Sums over the graph of every node."""
+        totals = sum_per_graph(x, self.key_groups, self.num_graphs)
+        return spread_per_graph(totals, self.key_groups, self.num_queries).to(x.dtype)
+
+    def rmatmul(self, x: Tensor) -> Tensor:
+        """The same: M is symmetric."""
+        return self.matmul(x)
+
+    def attend(self, phi_q: Tensor, phi_k: Tensor, v: Tensor) -> Tensor:
+        """Plain linear attention within every graph: the sums of a graph are those of its tiles."""
+        tiles, batch = self._tiles, phi_q.shape[:-2]
+        if tiles is None:
+            return phi_q @ (phi_k.mT @ v)
+        if batch.numel() * len(tiles.group) * phi_q.shape[-1] * v.shape[-1] > ELEMENTS_PER_CHUNK:
+            return super().attend(phi_q, phi_k, v)
+        return multiply_per_graph(tiles, phi_q, phi_k, v)
+
+    def submatrix(self, query_nodes: Tensor | None, key_nodes: Tensor | None) -> Tensor:
+        """Ones where nodes are in the same graph."""
+        groups = self.key_groups
+        if groups is None:
+            groups = torch.zeros(self.num_keys, dtype=torch.int64, device=self.device)
+        queries, keys = (
+            groups if nodes is None else groups[nodes.to(self.device)] for nodes in (query_nodes, key_nodes)
+        )
+        return (queries[:, None] == keys).to(self.dtype)[None]
+
+    def magnitude(self) -> AllPairsOperator:
+        """The operator itself: nothing is negative."""
+        return self
+
+    def entries(self) -> Entries:
+        """Ones."""
+        pattern = find_block_pattern(self._record.sizes, self.num_keys, self._record.num_pairs)
+        ones = torch.ones(1, self._record.num_pairs, dtype=self.dtype, device=self.device)
+        return Entries(pattern, ones, ones)
+
+    def cost(self) -> Cost:
+        """An addition per node; every graph is attended to without a mask."""
+        pairs = self._record.num_pairs
+        return Cost(product=self.num_keys, dense=0, pairs=pairs, max_pairs=pairs, rank=1)
+
+
+@dataclass(eq=False)
+class _Sizes(Record):
+    sizes: Tensor  # nodes of every graph, [G]
+    num_pairs: int
+
+
+@dataclass(frozen=True)
+class _AllPairsRecipe(Recipe):
+    def make(self, graph: Graph, device: torch.device, dtype: torch.dtype) -> _Sizes:  # noqa: ARG002
+        sizes = np.bincount(graph.graph_index, minlength=graph.num_graphs).astype(np.int64)
+        return _Sizes(torch.from_numpy(sizes).to(device), int((sizes**2).sum()))
+
+
+_RECIPE = _AllPairsRecipe().shared()

@@ -1,0 +1,145 @@
+"""Masks by name: what each is, and where it lives. A mask is imported when it is asked for."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+# What the first argument of a mask is; the first four can be read off a graph.
+Place = Literal["graph", "num_nodes", "shape", "dim", "matrix", "masks"]
+
+Settings = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class MaskEntry:
+    """What is known of a mask before it is imported.
+
+    Attributes:
+        home: The module of :mod:`topomask.masks` that it lives in, and its class, or the method of the class that makes
+            it, as in ``"forest:ForestMask.from_graph"``.
+        about: What it is, in a few words.
+        product: Time of a product, with N nodes and E edges.
+        place: Its first argument.
+        example: A kind of graph that it can be on, as ``topomask mask --graph`` takes it.
+        picture: Settings that show more than the defaults; left out where one of them is given.
+        in_models: Settings that graph transformers start from; None where they do not take it by name.
+        model_names: What graph transformers call its options, where they have other names for them.
+    """
+
+    home: str
+    about: str
+    product: str
+    place: Place = "graph"
+    example: str = "grid"
+    picture: Settings = field(default_factory=dict)
+    in_models: Settings | None = None
+    model_names: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def module(self) -> str:
+        """The module that it lives in."""
+        return self.home.partition(":")[0]
+
+    @property
+    def class_name(self) -> str:
+        """Its name in ``topomask``."""
+        return self.home.partition(":")[2].partition(".")[0]
+
+    def load(self) -> Callable[..., Any]:
+        """The class, or the method that makes the mask."""
+        found: Any = importlib.import_module(f"topomask.masks.{self.module}")
+        for name in self.home.partition(":")[2].split("."):
+            found = getattr(found, name)
+        return found
+
+    def options(self) -> dict[str, inspect.Parameter]:
+        """Its arguments, the first aside."""
+        kind = getattr(importlib.import_module(f"topomask.masks.{self.module}"), self.class_name)
+        _, *options = inspect.signature(kind).parameters.values()
+        return {option.name: option for option in options}
+
+
+MASKS: dict[str, MaskEntry] = {
+    "walk": MaskEntry(
+        "walk:WalkMask",
+        "graph random features: a learnt power series of the adjacency matrix, estimated by walks",
+        "O(N)",
+        # Graphs have hubs, where walks of many nodes meet.
+        in_models={"symmetric": False},
+    ),
+    "visit": MaskEntry(
+        "visit:VisitMask",
+        "overlap of walks, by how often they visit a node: the random-walk kernel of GKAT",
+        "O(N)",
+        in_models={"normalize": True},
+        model_names={"normalize": "unit_diagonal"},
+    ),
+    "power-series": MaskEntry(
+        "power_series:PowerSeriesMask",
+        "a learnt power series of the adjacency matrix, exact",
+        "O(K E)",
+        # The heat kernel.
+        picture={"coefficients": [math.exp(-2.0) * 2.0**k / math.factorial(k) for k in range(11)]},
+        # The highest power: graph transformers start from 2^-k.
+        in_models={"coefficients": 4},
+        model_names={"coefficients": "max_length"},
+    ),
+    "diffusion": MaskEntry(
+        "diffusion:DiffusionMask",
+        "heat kernel of the graph, with a learnt time: the diffusion kernel of GKAT",
+        "O(K E)",
+        picture={"time": 2.0},
+        in_models={"operator": "normalized_laplacian"},
+    ),
+    "neighbor": MaskEntry("neighbor:NeighborMask", "edges and self-loops", "O(E)", in_models={}),
+    "shortest-path": MaskEntry(
+        "shortest_path:ShortestPathMask",
+        "a learnt weight per number of hops",
+        "O(N^2)",
+        in_models={"max_distance": 4},
+        model_names={"max_distance": "max_length"},
+    ),
+    "degree": MaskEntry(
+        "degree:DegreeMask",
+        "a learnt function of the degrees of query and key",
+        "O(N)",
+        picture={"max_degree": 7, "z": [k / 9 for k in range(1, 9)]},
+        in_models={},
+    ),
+    "all": MaskEntry("all_pairs:AllPairsMask", "no mask: all nodes of the same graph", "O(N)", in_models={}),
+    "forest": MaskEntry(
+        "forest:ForestMask", "a learnt function of the distance on a tree", "O(N), O(N log^2 N)", example="tree"
+    ),
+    "spanning-forest": MaskEntry(
+        "forest:ForestMask.from_graph", "the same on a minimum spanning forest of any graph", "O(N), O(N log^2 N)"
+    ),
+    "hypercube": MaskEntry(
+        "hypercube:HypercubeMask", "heat kernel of a hypercube", "O(N log N)", "dim", example="hypercube"
+    ),
+    "toeplitz": MaskEntry("toeplitz:ToeplitzMask", "a learnt weight per offset on a grid", "O(N log N)", "shape"),
+    "stochastic-position": MaskEntry(
+        "stochastic_position:StochasticPositionMask",
+        "stochastic template of the lag in a sequence",
+        "O(N R)",
+        "num_nodes",
+        example="path",
+    ),
+    "learned-features": MaskEntry(
+        "learned_features:LearnedFeatureMask", "free features per token that know of no graph", "O(N^2)", "num_nodes"
+    ),
+    "low-rank": MaskEntry("low_rank:LowRankMask", "a given product of two thin matrices", "O(N r)", "matrix"),
+    "dense": MaskEntry("dense:DenseMask", "a given matrix", "O(N^2)", "matrix"),
+    "sum": MaskEntry("sum:SumMask", "a weighted sum of masks", "that of the parts", "masks"),
+    "kronecker": MaskEntry(
+        "kronecker:KroneckerMask", "a mask on time times one on space", "that of the parts", "masks"
+    ),
+    "prefix": MaskEntry("prefix:PrefixMask", "tokens that see and are seen by all", "that of the part", "masks"),
+}
+
+# Those that a graph is enough for.
+ON_GRAPHS = {name: entry for name, entry in MASKS.items() if entry.place not in ("matrix", "masks")}

@@ -1,0 +1,73 @@
+"""Operators that are given by their entries."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from topomask.graph import Graph
+from topomask.masks.cost import Cost
+from topomask.masks.entries import Entries
+from topomask.masks.mask import Mask
+from topomask.masks.operator import Operator
+from topomask.ops.pair_attention import TileWork
+from topomask.ops.sparse_heads import densify, multiply
+
+
+class SparseOperator(Operator):
+    """A sparse matrix per head.
+
+    Args:
+        mask: The mask.
+        graph: The graph that the tokens are the nodes of.
+        entries: The entries.
+        tiles: The work of attention in tiles over the pattern, counted once where heads share it; None for row by row.
+        refresh: Multiply-adds that the entries took, where they are not kept.
+    """
+
+    def __init__(
+        self, mask: Mask, graph: Graph, entries: Entries, tiles: TileWork | None = None, refresh: int = 0
+    ) -> None:
+        super().__init__(mask, graph)
+        self._entries, self._tiles, self._refresh = entries, tiles, refresh
+
+    def matmul(self, x: Tensor) -> Tensor:
+        """Sums over the entries of rows."""
+        return multiply(self._entries.pattern, self._entries.values, x, self.num_heads)
+
+    def rmatmul(self, x: Tensor) -> Tensor:
+        """Sums over the entries of columns."""
+        return multiply(self._entries.pattern, self._entries.values, x, self.num_heads, transpose=True)
+
+    def to_dense(self) -> Tensor:
+        """M, [H, N, N]."""
+        pattern, values, _ = self._entries
+        return densify(pattern, values, self.num_heads, self.num_queries, self.num_keys)
+
+    def magnitude(self) -> SparseOperator:
+        """The magnitudes of the entries."""
+        pattern, values, magnitudes = self._entries
+        if magnitudes is values:
+            return self
+        other = self._once("magnitude", self._copy)
+        other._entries = Entries(pattern, magnitudes, magnitudes)
+        return other
+
+    def entries(self) -> Entries:
+        """Those that it was given."""
+        return self._entries
+
+    def cost(self) -> Cost:
+        """Entries over all heads."""
+        pattern, values, magnitudes = self._entries
+        count = len(pattern.columns) * len(values)
+        on_cpu = self.device.type == "cpu"
+        tiles = None if self._tiles is None or not on_cpu else TileWork(*(x * len(values) for x in self._tiles))
+        return Cost(
+            product=count,
+            dense=0,
+            refresh=0 if self._is_kept else self._refresh,
+            separate_magnitudes=magnitudes is not values,
+            pairs=count,
+            max_pairs=count,
+            tiles=tiles,
+        )

@@ -1,0 +1,435 @@
+"""What masks that walk have in common: the walks, the modulation, and every way to attend."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, NamedTuple, Self
+
+import torch
+from torch import Tensor
+
+from topomask.graph import Graph
+from topomask.graph.records import find_record
+from topomask.masks.cost import Cost
+from topomask.masks.entries import Entries, PairSums, attend_entries
+from topomask.masks.mask import Mask
+from topomask.masks.operator import Operator
+from topomask.ops.feature_attention import FeatureValues, PackedWeights, feature_attention, fits
+from topomask.ops.pair_attention import TileWork
+from topomask.ops.pair_values import pair_values
+from topomask.ops.sparse_heads import densify, join_heads, multiply
+from topomask.walks import checkpoint
+from topomask.walks.features import WalkFeatures
+from topomask.walks.modulation import Modulation
+from topomask.walks.recipe import WalkRecipe, Walks
+from topomask.walks.record import WalkCounts, WalkRecord
+
+
+def draw_seed() -> int:
+    """A seed from torch's generator."""
+    return int(torch.randint(2**62, (), device="cpu"))
+
+
+class WalkingMask(Mask):
+    r"""A mask of sparse features that frozen walks leave behind, with a modulation that is learnt.
+
+    .. math:: M = \Phi_q \Phi_k^\top \quad \text{or} \quad M = \Phi_q
+
+    A subclass says what the features are by its operator.
+
+    Args:
+        graph: The graph.
+        recipe: How walks are drawn.
+        f: Initial modulation, [L + 1] or [H, L + 1]. Default: the powers of ``_decay``.
+        positive: Keep f positive.
+        walks: Walks already sampled on the graph. Default: sampled here.
+        save_walks: Store the walks in ``state_dict``.
+    """
+
+    _decay = 0.5
+
+    def __init__(
+        self,
+        graph: Graph | None,
+        recipe: WalkRecipe,
+        f: Tensor | None,
+        positive: bool,
+        walks: Walks | None,
+        save_walks: bool,
+    ) -> None:
+        super().__init__(graph, recipe.num_heads)
+        if walks is not None and graph is None:
+            raise ValueError("`walks` are on a graph. Pass the graph too.")
+        self.save_walks = save_walks
+        if f is None:
+            f = self._decay ** torch.arange(recipe.max_length + 1)
+        self.modulation = Modulation(recipe.num_heads, recipe.max_length, f, positive, name="f")
+        self._recipe = recipe.shared()
+        self._given = walks
+        self._default: WalkRecord | None = None
+        self._bind()
+
+    @abstractmethod
+    def _operator(self, graph: Graph, record: WalkRecord) -> WalkOperator:
+        """The operator of the values that parameters have now."""
+
+    def _check_graph(self, graph: Graph) -> None:
+        """A ValueError where the mask cannot be on a graph."""
+
+    def f(self) -> Tensor:
+        """The modulation, [H, L + 1]."""
+        return self.modulation()
+
+    @property
+    def seed(self) -> int:
+        """Seed of the walks."""
+        return self._recipe.seed
+
+    @property
+    def recipe(self) -> WalkRecipe:
+        """All that decides the walks, apart from the graph."""
+        return self._recipe
+
+    @property
+    def walks(self) -> Walks:
+        """The walks on the mask's own graph: those of the queries, or (queries, keys) where keys have their own."""
+        record = self._own_record()
+        query, key = record.query, record.key
+        return query if key is None or key is query else (query, key)
+
+    def sample(self, graph: Graph) -> Walks:
+        """Walks of this mask on a graph, for :meth:`on`; a data loader can do this ahead of time."""
+        self._check_graph(graph)
+        return self._recipe.sample(graph)
+
+    def resample(self, seed: int) -> None:
+        """Draw new walks, on the mask's own graph and on any other."""
+        recipe = replace(self._recipe, seed=seed).shared()
+        if self._graph is None:
+            self._recipe = recipe
+            return
+        self._take(recipe, None)
+
+    def on(self, graph: Graph | None = None, walks: Any = None) -> Operator:
+        """The operator on a graph, with the values that parameters have now.
+
+        Args:
+            graph: The graph, or a batch of graphs. Default: the mask's own.
+            walks: What :meth:`sample` gave for it. Default: sampled once per graph, with this mask's seed.
+        """
+        if graph is None and walks is None:
+            graph, record = self.graph_or(None), self._own_record()
+        else:
+            graph = self.graph_or(graph)
+            record = self._record(graph, walks)
+        return self._keep(record, lambda: self._operator(graph, record))
+
+    def _own_record(self) -> WalkRecord:
+        # In compiled code the record is an attribute that is read, so walks drawn anew need no new code.
+        if self._default is None:
+            graph = self.graph_or(None)
+            if torch.compiler.is_compiling():
+                return self._record(graph, self._given)
+            self._default = self._record(graph, self._given)
+        return self._default
+
+    def _record(self, graph: Graph, walks: Any) -> WalkRecord:
+        dtype, device = self.kind
+        if walks is None:
+            if not torch.compiler.is_compiling():
+                self._check_graph(graph)
+            return find_record(graph, self._recipe, device, dtype)
+        self._check_graph(graph)
+        return _record_of(self._recipe, graph, walks, device, dtype)
+
+    def _bind(self) -> None:
+        """Find the walks on the mask's own graph now, in the mask's own precision."""
+        self._default = None
+        if self._graph is not None and not self.modulation.weight.is_meta:
+            self._own_record()
+
+    def _take(self, recipe: WalkRecipe, walks: Walks | None) -> None:
+        """Walk by another recipe, or with walks that are there already; nothing changes if that fails."""
+        before = self._recipe, self._given
+        self._recipe, self._given = recipe, walks
+        try:
+            self._bind()
+        except ValueError:
+            self._recipe, self._given = before
+            self._bind()
+            raise
+
+    @property
+    def graph(self) -> Graph | None:
+        """The graph that the mask is on unless another is given."""
+        return self._graph
+
+    @graph.setter
+    def graph(self, graph: Graph | None) -> None:
+        self._graph, self._given = graph, None
+        self._bind()
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        super()._apply(fn, recurse)
+        self._bind()
+        return self
+
+    def _state(self) -> list[Tensor]:
+        return [self.modulation.weight]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the record, which belongs to the graph."""
+        return super().__getstate__() | {"_default": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._recipe = self._recipe.shared()
+        self._bind()
+
+    def get_extra_state(self) -> Tensor:
+        """What is needed to have the same walks again."""
+        walks = None if self._graph is None or self.modulation.weight.is_meta else self.walks
+        return checkpoint.write(self._recipe, self._graph, walks, self.save_walks)
+
+    def set_extra_state(self, state: Any) -> None:
+        """Take the walks of a checkpoint: those stored in it, or the same sampled again and verified."""
+        recipe, walks, wanted = checkpoint.read(state, self._recipe, self._graph)
+        before = self._recipe, self._given
+        self._take(recipe.shared(), walks)
+        if self._graph is None or self.modulation.weight.is_meta or not wanted:
+            return
+        found = self.walks if isinstance(self.walks, tuple) else (self.walks,)
+        if [side.fingerprint for side in found] != wanted:
+            self._take(*before)
+            raise ValueError(
+                "Sampling again did not give the walks of the checkpoint: it was saved with walks of its own. "
+                "Save it with save_walks=True."
+            )
+
+    def extra_repr(self) -> str:
+        """Shown when the module is printed."""
+        s = self._recipe
+        return (
+            f"{self._graph}, num_walks={s.num_walks}, max_length={s.max_length}, num_heads={s.num_heads}, "
+            f"coupling={s.coupling!r}, seed={s.seed}"
+        )
+
+
+def _record_of(recipe: WalkRecipe, graph: Graph, walks: Walks, device: torch.device, dtype: torch.dtype) -> WalkRecord:
+    """The record of walks that are there already; made once for all layers that are given them."""
+    owner = walks[0] if isinstance(walks, tuple) else walks
+    last = getattr(owner, "_last_record", None)
+    if last is not None and last.fits(recipe, graph, walks, device, dtype):
+        return last.record
+    with torch.inference_mode(False), torch.no_grad(), torch.device("cpu"):
+        record = recipe.record_of(graph, walks, device, dtype)
+    object.__setattr__(owner, "_last_record", _Given(recipe, graph, walks, device, dtype, record))
+    return record
+
+
+class _Given(NamedTuple):
+    """A record, and what it was made of."""
+
+    recipe: WalkRecipe
+    graph: Graph
+    walks: Walks
+    device: torch.device
+    dtype: torch.dtype
+    record: WalkRecord
+
+    def fits(self, recipe: WalkRecipe, graph: Graph, walks: Walks, device: torch.device, dtype: torch.dtype) -> bool:
+        sides, others = (x if isinstance(x, tuple) else (x,) for x in (self.walks, walks))
+        same = len(sides) == len(others) and all(a is b for a, b in zip(sides, others, strict=True))
+        return same and (self.recipe, self.graph, self.device, self.dtype) == (recipe, graph, device, dtype)
+
+
+class _Features(NamedTuple):
+    """The entries of Phi for queries and keys, [V, P]; those of keys are None where only queries walk."""
+
+    query: Tensor
+    key: Tensor | None
+
+
+class WalkOperator(Operator):
+    """The product of the features of queries and keys, or those of queries alone.
+
+    Args:
+        mask: The mask.
+        graph: The graph.
+        record: The walks on it.
+    """
+
+    def __init__(self, mask: WalkingMask, graph: Graph, record: WalkRecord) -> None:
+        super().__init__(mask, graph)
+        self._record = record
+        self._f = mask.f()
+        self._f_is_positive = mask.modulation.positive
+        self._absolute = False
+        # Now, so that layers that share the operator share them; on small graphs, where they are asked for.
+        self._evaluated = None if record.dense is not None else self._evaluate()
+
+    @property
+    def _features(self) -> _Features:
+        return self._once("features", self._evaluate) if self._evaluated is None else self._evaluated
+
+    def _evaluate(self) -> _Features:
+        query, key = self._record.query, self._record.key
+        values = self._values(query)
+        return _Features(values, None if key is None else values if key is query else self._values(key))
+
+    def _values(self, walks: WalkFeatures) -> Tensor:
+        """The entries of Phi, [V, P]: the sum of loads, each times f of its length; of absolute numbers if asked."""
+        f = self._f.abs() if self._absolute else self._f
+        return torch.atleast_2d(walks.values(f, absolute=self._absolute))
+
+    def _dense_values(self, loads: Tensor) -> Tensor:
+        """Phi from loads as dense matrices, [H, R, N]."""
+        f, loads = (self._f.abs(), loads.abs()) if self._absolute else (self._f, loads)
+        dtype = torch.promote_types(f.dtype, loads.dtype)
+        return (f.to(dtype).unsqueeze(1) @ loads.to(dtype)).view(self.num_heads, -1, self._record.query.num_columns)
+
+    def magnitude(self) -> WalkOperator:
+        """The same walks with absolute f and absolute loads."""
+        return self if self._is_positive() else self._once("magnitude", self._magnitude)
+
+    def _magnitude(self) -> WalkOperator:
+        other = self._copy()
+        other._absolute = True
+        other._evaluated = None if self._evaluated is None else other._evaluate()
+        return other
+
+    def _is_positive(self) -> bool:
+        """Whether nothing is negative, so that the operator, with its gradient, is its own magnitude."""
+        if self._absolute or self._record.signed:
+            return self._absolute
+        if self._f_is_positive or torch.compiler.is_compiling():
+            return self._f_is_positive
+        return self._once("positive", lambda: self._f.device.type == "cpu" and bool((self._f.detach() > 0).all()))
+
+    def matmul(self, x: Tensor) -> Tensor:
+        """Phi_q (Phi_k^T x)."""
+        query, key = self._features
+        if self._record.key is not None and key is not None:
+            x = multiply(self._record.key.pattern, key, x, self.num_heads, transpose=True)
+        return multiply(self._record.query.pattern, query, x, self.num_heads)
+
+    def rmatmul(self, x: Tensor) -> Tensor:
+        """Phi_k (Phi_q^T x)."""
+        query, key = self._features
+        x = multiply(self._record.query.pattern, query, x, self.num_heads, transpose=True)
+        if self._record.key is None or key is None:
+            return x
+        return multiply(self._record.key.pattern, key, x, self.num_heads)
+
+    def to_dense(self) -> Tensor:
+        """M_hat, [H, N_q, N_k]."""
+        record = self._record
+        if record.dense is not None:
+            query = self._dense_values(record.dense.query)
+            if record.dense.key is None:
+                return query
+            shared = record.dense.key is record.dense.query
+            return query @ (query if shared else self._dense_values(record.dense.key)).mT
+        query, key = self._features
+        size = self.num_heads, record.query.num_rows, record.query.num_columns
+        if record.key is None or key is None:
+            return densify(record.query.pattern, query, *size)
+        keys = densify(record.key.pattern, key, self.num_heads, record.key.num_rows, record.key.num_columns)
+        # A sparse matrix times a dense one: O(N^2), where a dense product would take O(N^3).
+        return multiply(record.query.pattern, query, keys.mT, self.num_heads)
+
+    def entries(self) -> Entries:
+        """The values of M_hat where walks meet."""
+        return self._once("entries", self._entries)
+
+    def _entries(self) -> Entries:
+        values, magnitude = self._pair_values(), self.magnitude()
+        return Entries(self._record.pairs(), values, values if magnitude is self else magnitude._pair_values())
+
+    def _pair_values(self) -> Tensor:
+        record, (query, key) = self._record, self._features
+        if record.key is None or key is None:
+            return query
+        return pair_values(record.pairs(), record.query.pattern, record.key.pattern, query, key)
+
+    def attend_pairs(self, q: Tensor, k: Tensor, v: Tensor, sums: PairSums, is_key: Tensor | None = None) -> Tensor:
+        """Attention over the entries of M_hat, computed on the fly where that is faster than keeping them."""
+        record = self._record
+        kinds = {x.dtype for x in (q, self._features.query)}
+        on_the_fly = record.counts.tiles is not None and kinds == {torch.float32} and q.device.type == "cpu"
+        if record.key is None or sums.absolute or not on_the_fly:
+            return attend_entries(self.entries(), self.num_heads, q, k, v, sums, is_key)
+        patterns = (record.query.pattern, record.key.pattern)
+        separate = sums.magnitudes and not self._is_positive()
+        features: FeatureValues | PackedWeights
+        if self._is_kept and fits(q):
+            features = self._once(
+                ("packed", separate), lambda: PackedWeights(*patterns, self._feature_values(separate))
+            )
+        else:
+            features = self._feature_values(separate)
+        shape = (*q.shape[:3], v.shape[-1])
+        (q, k, v), is_key = join_heads((q, k, v), is_key, self.num_heads, len(patterns[0].row_ptr) - 1)
+        out = feature_attention(
+            *patterns, features, q, k, v, is_key=is_key, softmax=sums.softmax, normalize=sums.normalize
+        )
+        return out.reshape(shape)
+
+    def _feature_values(self, separate_magnitudes: bool) -> FeatureValues:
+        query, key = self._features
+        assert key is not None
+        magnitudes = self.magnitude()._features if separate_magnitudes else (None, None)
+        return FeatureValues(query, key, *magnitudes)
+
+    def select(self, query_nodes: Tensor | None, key_nodes: Tensor | None) -> Operator:
+        """Rows of the features of queries and of keys."""
+        if torch.compiler.is_compiling():
+            # How many walks there are in these rows is not known.
+            return super().select(query_nodes, key_nodes)
+        if torch.is_inference_mode_enabled():
+            # Tensors of inference mode have no derivative, by which a transposed product may be computed.
+            with torch.inference_mode(False), torch.no_grad():
+                return self.select(query_nodes, key_nodes)
+        record = self._record
+        if torch.compiler.is_compiling():
+            # How many entries rows have, the compiler cannot know.
+            return super().select(query_nodes, key_nodes)
+        if record.key is None and key_nodes is not None:
+            rows = self if query_nodes is None else self.select(query_nodes, None)
+            return Operator.select(rows, None, key_nodes)
+        other = self._copy()
+        other._is_kept = False
+        other._record = record.rows(query_nodes, key_nodes)
+        other._evaluated = other._evaluate()
+        other.num_queries = other._record.query.num_rows
+        if other._record.key is not None:
+            other.num_keys = other._record.key.num_rows
+        if key_nodes is not None and self.key_groups is not None:
+            other.key_groups = self.key_groups[key_nodes.to(self.device)]
+        return other
+
+    def cost(self) -> Cost:
+        """Nonzeros of the features, and pairs of walks that meet."""
+        separate = not self._is_positive()
+        if torch.compiler.is_compiling():
+            return self._cost(self._record.rough_counts, separate)
+        # The same for all operators on a record, but for these.
+        costs, key = self._record.costs, (self.num_heads, self._is_kept, separate)
+        if key not in costs:
+            costs[key] = self._cost(self._record.counts, separate)
+        return costs[key]
+
+    def _cost(self, counts: WalkCounts, separate: bool) -> Cost:
+        times, tiles = self.num_heads // self._record.query.num_heads, counts.tiles
+        product = times * counts.nonzeros
+        return Cost(
+            product=product,
+            dense=product * self.num_keys,
+            refresh=0 if self._is_kept else times * counts.triples * (2 if separate else 1),
+            separate_magnitudes=separate,
+            pairs=times * counts.pairs,
+            max_pairs=times * counts.triples,
+            tiles=None if tiles is None else TileWork(times * tiles.keys, times * tiles.alone),
+        )

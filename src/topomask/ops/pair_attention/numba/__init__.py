@@ -1,0 +1,157 @@
+"""Attention over the entries of a sparse mask, compiled.
+
+In float32, where rows have many entries, in tiles of 16 queries; otherwise row by row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from topomask.ops import segments, tiles
+from topomask.ops.backend import arrays, by_head, row_blocks
+from topomask.ops.locality import row_order
+from topomask.ops.pair_attention import MIN_ENTRIES_PER_ROW
+from topomask.ops.pair_attention.numba import rows
+from topomask.ops.pair_attention.reference import Attention
+from topomask.ops.sparse_product import Pattern
+from topomask.ops.tiles.layout import Layout, make_layout
+from topomask.ops.tiles.llvm import LANES
+from topomask.ops.tiles.records import Source, Tokens
+
+_SAMPLED_TILES = 16
+
+_layouts: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+
+
+def _layout(attention: Attention) -> Layout | None:
+    """Tiles of a pattern, kept as long as the pattern is; None where going row by row is better."""
+    pattern, q = attention.pattern, attention.q
+    columns = pattern.columns
+    if q.dtype != torch.float32 or attention.absolute or len(columns) < MIN_ENTRIES_PER_ROW * q.shape[1]:
+        return None
+    if columns not in _layouts:
+        order = row_order(pattern.row_ptr, columns, pattern.shape[1])
+        _layouts[columns] = make_layout(pattern.row_ptr, columns, pattern.shape[1], order=order)
+    return _layouts[columns]
+
+
+def estimate_tiles(query: Pattern, key: Pattern | None) -> tuple[int, int]:
+    """Keys that tiles take with all lanes, and pairs that they take alone, from a sample of tiles."""
+    num_rows, num_keys = query.shape[0], query.shape[1] if key is None else key.shape[0]
+    if not num_rows:
+        return 0, 0
+    order = row_order(query.row_ptr, query.columns, query.shape[1])
+    order = torch.arange(num_rows, device="cpu") if order is None else order.long()
+    num_tiles = -(-num_rows // LANES)
+    chosen = torch.linspace(0, num_tiles - 1, min(_SAMPLED_TILES, num_tiles), device="cpu").round().long()
+    sample = order[(chosen[:, None] * LANES + torch.arange(LANES, device="cpu")).flatten().clamp(max=num_rows - 1)]
+    counts = query.row_ptr.diff()[sample]
+    columns = query.columns[segments.ranges(query.row_ptr[sample], counts)]
+    by_column = (None, None) if key is None else (key.column_ptr, key.rows)
+    found = make_layout(segments.pointers(counts), columns, num_keys, *by_column).tiles
+    scale = num_tiles / len(chosen)
+    return round(scale * int((found.ends - found.starts[:-1]).sum())), round(scale * len(found.rest))
+
+
+def _tiled(layout: Layout, attention: Attention) -> tuple[Layout, Source, tiles.Attention]:
+    """What the tile kernels take."""
+    pattern, values, magnitudes, q, k, v, is_key, softmax, _, normalize = attention
+    source = tiles.from_entries(pattern.row_ptr, layout.slots, values, magnitudes)
+    return layout, source, tiles.Attention(q, k, v, is_key, softmax, normalize)
+
+
+def _arguments(attention: Attention) -> tuple[rows.Entries, Tokens, rows.Options]:
+    """What the row kernels take."""
+    pattern, values, magnitudes, q, k, v, is_key, softmax, absolute, normalize = attention
+    separate = magnitudes is not None
+    entries = rows.Entries(
+        *arrays(pattern.row_ptr, pattern.columns),
+        by_head(values),
+        by_head(values if magnitudes is None else magnitudes),
+    )
+    return entries, tiles.as_tokens(q, k, v, is_key), rows.Options(softmax, absolute, normalize, separate)
+
+
+def _max_entries(ptr: Tensor) -> int:
+    """Of a row, or of a column."""
+    return int(ptr.diff().max()) if len(ptr) > 1 else 0
+
+
+def pair_attention(attention: Attention) -> tuple[Tensor, Tensor]:
+    """Attention [G, R, D] and its denominator [G, R]."""
+    layout = _layout(attention)
+    if layout is not None:
+        return tiles.forward(*_tiled(layout, attention))
+    q, v, row_ptr = attention.q, attention.v, attention.pattern.row_ptr
+    out, totals = q.new_empty(*q.shape[:2], v.shape[2]), q.new_empty(q.shape[:2])
+    entries, tokens, options = _arguments(attention)
+    is_linear = not attention.softmax and not attention.absolute
+    if is_linear and q.dtype == torch.float32 and entries.columns.dtype == np.int32:
+        rows.forward_linear_kernel(entries, tokens, options.normalize, row_blocks(row_ptr), *arrays(out, totals))
+    else:
+        max_entries = _max_entries(row_ptr)
+        rows.forward_kernel(entries, tokens, options, max_entries, row_blocks(row_ptr), *arrays(out, totals))
+    return out, totals
+
+
+def pair_attention_backward(
+    attention: Attention, outputs: tuple[Tensor, ...], grad: Tensor, wanted: Collection[str]
+) -> dict[str, Tensor]:
+    """Gradients in values, magnitudes, q, k and v."""
+    layout = _layout(attention)
+    if layout is not None:
+        return _differentiate_tiles(layout, attention, outputs, grad, wanted)
+    pattern, values, magnitudes, q, k, v = attention[:6]
+    entries, tokens, options = _arguments(attention)
+    grad_values, grad_magnitudes = (
+        torch.zeros_like(values),
+        torch.zeros_like(values if magnitudes is None else magnitudes),
+    )
+    grad_q, grad_k, grad_v = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
+    shape = (len(q), len(pattern.columns))
+    slopes = rows.Slopes(
+        *arrays(q.new_empty(shape), q.new_empty(shape if attention.absolute else (0, 0)), q.new_empty(shape))
+    )
+    rows.rows_kernel(
+        entries,
+        tokens,
+        options,
+        _max_entries(pattern.row_ptr),
+        row_blocks(pattern.row_ptr),
+        *arrays(grad, *outputs),
+        by_head(grad_values),
+        by_head(grad_magnitudes),
+        *arrays(grad_q),
+        slopes,
+    )
+    if {"k", "v"} & set(wanted):
+        rows.columns_kernel(
+            rows.Columns(*arrays(pattern.column_ptr, pattern.rows, pattern.order)),
+            tokens,
+            attention.absolute,
+            _max_entries(pattern.column_ptr),
+            row_blocks(pattern.column_ptr),
+            *arrays(grad),
+            slopes,
+            *arrays(grad_k, grad_v),
+        )
+    return {"values": grad_values, "magnitudes": grad_magnitudes, "q": grad_q, "k": grad_k, "v": grad_v}
+
+
+def _differentiate_tiles(
+    layout: Layout, attention: Attention, outputs: tuple[Tensor, ...], grad: Tensor, wanted: Collection[str]
+) -> dict[str, Tensor]:
+    wants_entries = not {"values", "magnitudes"}.isdisjoint(wanted)
+    found = tiles.backward(*_tiled(layout, attention), outputs, grad, wants_entries)
+    grads = {"q": found.q, "k": found.k, "v": found.v}
+    if wants_entries:
+        shape = attention.values.shape
+        grads["values"] = torch.from_numpy(found.source.entry_values).view(shape)
+        if attention.magnitudes is not None:
+            grads["magnitudes"] = torch.from_numpy(found.source.entry_magnitudes).view(shape)
+    return grads

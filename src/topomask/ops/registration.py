@@ -1,0 +1,181 @@
+"""Ops that autograd, autocast, fake tensors and the compiler understand, each made from one record of its arguments.
+
+The record is a NamedTuple of tensors, numbers and further records. It is the signature of an op: the schema that torch
+sees, the reference, the kernel and the derivative all follow from it or take it whole.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import cache
+from typing import Any, Generic, TypeVar, get_type_hints
+
+import torch
+from torch import Tensor
+
+from topomask.ops.backend import in_float32
+
+Arguments = TypeVar("Arguments", bound=tuple[Any, ...])
+# A result, alone or followed by what only the derivative reads.
+Outputs = Tensor | tuple[Tensor, ...]
+# From the arguments, all outputs, the gradient of the result and the names of the arguments whose gradients are asked
+# for, to these gradients by name. Others may be among them.
+Backward = Callable[[Arguments, tuple[Tensor, ...], Tensor, Collection[str]], dict[str, Tensor]]
+
+
+class Op(Generic[Arguments]):
+    """An op of torch, called with the record of its arguments; returns its result.
+
+    Fields of records inside the record are known as ``outer_inner``, to torch and in ``gradients``.
+
+    Args:
+        name: Of the op in the namespace ``topomask``.
+        arguments: Class of the record.
+        forward: Computes the result, or a tuple of the result and what else ``backward`` needs.
+        fake: Empty tensors of the shapes of these.
+        gradients: Floating arguments that get a gradient.
+        backward: The derivative, in terms of differentiable functions, which the compiler looks into.
+        backward_kernel: The derivative, as code that nothing looks into. It becomes an op itself, without a derivative.
+        shapes_only: Arguments of which ``backward`` reads no more than the shape; they are not kept.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        arguments: type[Arguments],
+        forward: Callable[[Arguments], Outputs],
+        fake: Callable[[Arguments], Outputs],
+        *,
+        gradients: Sequence[str] = (),
+        backward: Backward[Arguments] | None = None,
+        backward_kernel: Backward[Arguments] | None = None,
+        shapes_only: Collection[str] = (),
+    ) -> None:
+        self.arguments = arguments
+        self.gradients = tuple(gradients)
+        self._leaves = dict(_leaves(arguments))
+        self._shapes_only = frozenset(shapes_only)
+        outputs = get_type_hints(forward)["return"]
+        self._op = _define(name, self._leaves, outputs, lambda *flat: forward(self._record(flat)))
+        self._op.register_fake(lambda *flat: fake(self._record(flat)))
+        if backward_kernel is not None:
+            num_outputs = 1 if outputs is Tensor else len(outputs.__args__)
+            backward = self._opaque(f"{name}_backward", num_outputs, backward_kernel)
+        if backward is not None:
+            self._backward = backward
+            self._op.register_autograd(self._differentiate, setup_context=self._save)
+        in_float32(self._op)
+
+    def __call__(self, arguments: Arguments) -> Tensor:
+        """The result."""
+        found = self._op(*flatten(arguments))
+        return found[0] if isinstance(found, tuple) else found
+
+    def check(self, arguments: Arguments, **options: Any) -> None:
+        """Let torch verify that the op is registered as it should be."""
+        torch.library.opcheck(self._op, tuple(flatten(arguments)), **options)
+
+    def _record(self, flat: Sequence[Any]) -> Arguments:
+        return _build(self.arguments, iter(flat))
+
+    def _opaque(self, name: str, num_outputs: int, kernel: Backward[Arguments]) -> Backward[Arguments]:
+        """The derivative as an op that returns the gradients that are asked for, in a list."""
+        outputs = {f"output_{k}": Tensor for k in range(num_outputs)}
+        signature = {"grad": Tensor, "is_wanted": Sequence[bool]} | outputs | self._leaves
+
+        def wanted(flags: Sequence[bool]) -> list[str]:
+            return [name for name, flag in zip(self.gradients, flags, strict=True) if flag]
+
+        def run(grad: Tensor, is_wanted: Sequence[bool], *rest: Any) -> list[Tensor]:
+            names = wanted(is_wanted)
+            grads = kernel(self._record(rest[num_outputs:]), rest[:num_outputs], grad, frozenset(names))
+            return [grads[name].contiguous() for name in names]
+
+        def fake(grad: Tensor, is_wanted: Sequence[bool], *rest: Any) -> list[Tensor]:
+            given = dict(zip(self._leaves, rest[num_outputs:], strict=True))
+            likes = [given[name] for name in wanted(is_wanted)]
+            return [torch.empty_like(like, memory_format=torch.contiguous_format) for like in likes]
+
+        op = _define(name, signature, list[Tensor], run)
+        op.register_fake(fake)
+
+        def backward(
+            arguments: Arguments, outputs: tuple[Tensor, ...], grad: Tensor, names: Collection[str]
+        ) -> dict[str, Tensor]:
+            flags = [name in names for name in self.gradients]
+            return dict(zip(wanted(flags), op(grad, flags, *outputs, *flatten(arguments)), strict=True))
+
+        return backward
+
+    def _save(self, ctx: Any, inputs: tuple[Any, ...], output: Outputs) -> None:
+        outputs = output if isinstance(output, tuple) else (output,)
+        kept = [
+            leaf.new_empty(()).expand(leaf.shape) if name in self._shapes_only else leaf
+            for name, leaf in zip(self._leaves, inputs, strict=True)
+        ]
+        ctx.numbers = [None if isinstance(leaf, Tensor) else leaf for leaf in kept]
+        ctx.save_for_backward(*outputs, *(leaf if isinstance(leaf, Tensor) else None for leaf in kept))
+        ctx.set_materialize_grads(False)
+
+    def _differentiate(self, ctx: Any, grad: Tensor | None, *_: Tensor | None) -> tuple[Tensor | None, ...]:
+        """Nothing flows back through what follows the result."""
+        needs = dict(zip(self._leaves, ctx.needs_input_grad, strict=True))
+        for name in needs:
+            if needs[name] and name not in self.gradients:
+                raise ValueError(f"`{name}` gets no gradient from {self._op._qualname}. Detach it.")
+        names = frozenset(name for name in self.gradients if needs[name])
+        if grad is None or not names:
+            return (None,) * len(needs)
+        saved = ctx.saved_tensors
+        num_outputs = len(saved) - len(needs)
+        leaves = [
+            number if leaf is None else leaf for leaf, number in zip(saved[num_outputs:], ctx.numbers, strict=True)
+        ]
+        grads = self._backward(self._record(leaves), saved[:num_outputs], grad, names)
+        return tuple(grads[name] if name in names else None for name in needs)
+
+
+def flatten(record: tuple[Any, ...]) -> list[Any]:
+    """The fields of a record, those of records inside it in their place."""
+    leaves = []
+    for field in record:
+        if isinstance(field, tuple) and hasattr(field, "_fields"):
+            leaves.extend(flatten(field))
+        else:
+            leaves.append(field)
+    return leaves
+
+
+def _leaves(record: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Names and types of the fields of a record, those of records inside it in their place."""
+    for name, kind, is_record in _fields(record):
+        if is_record:
+            yield from _leaves(kind, f"{prefix}{name}_")
+        else:
+            yield f"{prefix}{name}", kind
+
+
+def _build(record: Any, leaves: Iterator[Any]) -> Any:
+    """A record from its leaves."""
+    return record(*(_build(kind, leaves) if is_record else next(leaves) for _, kind, is_record in _fields(record)))
+
+
+@cache
+def _fields(record: Any) -> list[tuple[str, Any, bool]]:
+    """Names and types of the fields of a record, and whether they are records."""
+    return [(name, kind, hasattr(kind, "_fields")) for name, kind in get_type_hints(record).items()]
+
+
+def _define(name: str, parameters: dict[str, Any], returns: Any, function: Callable[..., Any]) -> Any:
+    """A custom op with a signature that only exists as data."""
+
+    def flat(*leaves: Any) -> Any:
+        return function(*leaves)
+
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    signature = inspect.Signature(
+        [inspect.Parameter(key, kind, annotation=value) for key, value in parameters.items()], return_annotation=returns
+    )
+    flat.__signature__ = signature  # type: ignore[attr-defined]
+    return torch.library.custom_op(f"topomask::{name}", flat, mutates_args=())

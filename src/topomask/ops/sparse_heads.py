@@ -1,0 +1,72 @@
+"""Sparse matrices with heads: all heads share one pattern [N_q, N_k], or each has its own.
+
+Values are [V, P]. Where heads share the pattern, V is their number H. Where each has its own, the pattern
+[H * N_q, H * N_k] is block-diagonal over heads, and V is 1.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from topomask.ops import segments
+from topomask.ops.sparse_product import Pattern, spmm
+
+
+def join_heads(
+    tensors: tuple[Tensor, ...], is_key: Tensor | None, num_heads: int, num_rows: int
+) -> tuple[list[Tensor], Tensor | None]:
+    """Queries, keys and values [B, H, N, C] as a pattern of ``num_rows`` rows takes them.
+
+    Heads with patterns of their own are part of the rows, [B, H * N, C]; those that share one are more inputs,
+    [B * H, N, C].
+    """
+    batch, heads, num_queries = tensors[0].shape[:3]
+    per_row = num_heads if num_rows != num_queries else 1
+    count = batch * heads // per_row
+    joined = [x.reshape(count, per_row * x.shape[2], x.shape[3]) for x in tensors]
+    return joined, None if is_key is None else is_key.reshape(count, -1)
+
+
+def multiply(pattern: Pattern, values: Tensor, x: Tensor, num_heads: int, transpose: bool = False) -> Tensor:
+    """A sparse operator, or its transpose, times x [..., H, N, C], in at least float32.
+
+    Args:
+        pattern: Where it has entries, see above.
+        values: Its entries, [V, P].
+        x: What it is multiplied by; where the operator has one head, any number of heads.
+        num_heads: Heads of the operator.
+        transpose: Whether to take the transpose.
+    """
+    dtype = torch.promote_types(torch.promote_types(x.dtype, values.dtype), torch.float32)
+    shared = len(values) == num_heads
+    first = -2 if num_heads == 1 else -3
+    moved = x.movedim(tuple(range(first, -1)), tuple(range(-1 - first)))  # heads and nodes, or nodes, come first
+    rest = moved.shape[-1 - first :]
+    # Not pattern.shape: the compiler knows no properties of a tuple that it holds for a constant.
+    pointers = (pattern.column_ptr, pattern.row_ptr) if transpose else (pattern.row_ptr, pattern.column_ptr)
+    num_rows, num_columns = (len(ptr) - 1 for ptr in pointers)
+    several = shared and num_heads > 1
+    flat = moved.reshape(num_heads if several else 1, num_columns, rest.numel()).to(dtype)
+    values = values.to(dtype)
+    if several:
+        out = spmm(pattern, values, flat, transpose)
+    else:
+        out = spmm(pattern, values[0], flat[0], transpose)
+        num_rows = num_rows if num_heads == 1 else num_rows // num_heads
+    heads = () if num_heads == 1 else (num_heads,)
+    out = out.reshape(*heads, num_rows, *rest)
+    return out.movedim(tuple(range(-1 - first)), tuple(range(first, -1))).to(x.dtype)
+
+
+def densify(pattern: Pattern, values: Tensor, num_heads: int, num_queries: int, num_keys: int) -> Tensor:
+    """Entries as a dense tensor, [H, N_q, N_k]."""
+    row = segments.index(pattern.row_ptr)
+    if len(values) == num_heads:
+        dense = values.new_zeros(num_heads, num_queries * num_keys)
+        place = (row * num_keys + pattern.columns).expand(num_heads, -1)
+        return dense.scatter(1, place, values).view(num_heads, num_queries, num_keys)
+    # Heads have columns of their own.
+    dense = values.new_zeros(num_heads * num_queries, num_keys)
+    column = pattern.columns - row // max(1, num_queries) * num_keys
+    return dense.index_put((row, column), values[0]).view(num_heads, num_queries, num_keys)

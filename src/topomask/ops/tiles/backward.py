@@ -1,0 +1,237 @@
+"""Gradients of attention, one tile after the other."""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit, prange
+
+from topomask.ops.backend import EXACT, Kernel
+from topomask.ops.tiles import row_vectors, vectors
+from topomask.ops.tiles.forward import load_queries, score_as_powers, scratch_of
+from topomask.ops.tiles.llvm import KEYS, LANES
+from topomask.ops.tiles.records import BackwardScratch, Source
+from topomask.ops.tiles.weights import numbering_of, spread, weights_of
+
+
+@njit(**EXACT)
+def _backward_scratch_of(scratch, block):
+    """The memory of one block."""
+    return BackwardScratch(
+        scratch.grad_weights[block],
+        scratch.grad_magnitudes[block],
+        scratch.value_slopes[block],
+        scratch.grad_query_rows[block],
+        scratch.grad_query_lanes[block],
+        scratch.targets[block],
+        scratch.grad_feature_lanes[block],
+    )
+
+
+@njit(**EXACT)
+def _load_gradients(tile, item, tiles, normalize, results, scratch):
+    """Gradients of the numerators of a tile, as rows and as lanes, and those of its denominators, in ``totals``."""
+    grad, out, denominator = results.grad[item], results.out[item], results.denominator[item]
+    value_dim, padded_value_dim = grad.shape[1], scratch.value_rows.shape[0] // LANES
+    rows = scratch.value_rows
+    for r in range(LANES):
+        i = tiles.order[tile * LANES + r]
+        factor, inner = np.float32(1), np.float32(0)
+        if r >= tiles.num_rows - tile * LANES:
+            factor = np.float32(0)
+        elif normalize:
+            factor = 1 / denominator[i] if denominator[i] != 0 else np.float32(0)
+        for d in range(value_dim):
+            rows[r * padded_value_dim + d] = grad[i, d] * factor
+            inner += rows[r * padded_value_dim + d] * out[i, d]
+        scratch.totals[r] = -inner if normalize else np.float32(0)
+    row_vectors.rows_to_lanes(rows.ctypes.data, padded_value_dim, scratch.value_lanes.ctypes.data)
+
+
+@njit(**EXACT)
+def _find_targets(tile, tiles, targets, num_keys, shift, out):
+    """Targets of a tile, counted from the first key of an item; those of shared keys are ``shift`` further."""
+    first = tiles.starts[tile]
+    for p in range(first, tiles.starts[tile + 1]):
+        out[p - first] = targets[p] if targets[p] < num_keys else targets[p] + shift
+
+
+@njit(**EXACT)
+def _differentiate_together(
+    tile, tiles, options, k, v, weights, magnitudes, grad_weights, grad_magnitudes, grad_k, grad_v, scratch, backward
+):
+    """Gradients through the keys that a tile takes with all lanes."""
+    width, value_dim = k.shape[1], v.shape[1]
+    padded_width, padded_value_dim = grad_k.shape[1], grad_v.shape[1]
+    lanes, rows, scores = scratch.query_lanes.ctypes.data, scratch.query_rows.ctypes.data, scratch.scores.ctypes.data
+    value_lanes, value_rows = scratch.value_lanes.ctypes.data, scratch.value_rows.ctypes.data
+    total_slopes, value_slopes = scratch.totals.ctypes.data, backward.value_slopes.ctypes.data
+    k_at, v_at, to_k, to_v = k.ctypes.data, v.ctypes.data, grad_k.ctypes.data, grad_v.ctypes.data
+    to_query, targets = backward.grad_query_lanes.ctypes.data, backward.targets.ctypes.data
+    weights_at, magnitudes_at = weights.ctypes.data, magnitudes.ctypes.data
+    to_weights, to_magnitudes = grad_weights.ctypes.data, grad_magnitudes.ctypes.data
+    keys = tiles.keys.ctypes.data + 4 * tiles.starts[tile]
+    softmax, separate = np.int64(options.softmax), np.int64(options.separate_magnitudes)
+    for first in range(0, tiles.ends[tile] - tiles.starts[tile], KEYS):
+        at, these, those = 4 * LANES * first, keys + 4 * first, targets + 4 * first
+        if not options.softmax:
+            vectors.dot_keys(lanes, k_at, these, width, scores + at, v_at, these, value_dim)
+        vectors.dot_keys(value_lanes, v_at, these, value_dim, value_slopes, to_v, those, padded_value_dim)
+        vectors.differentiate_keys(
+            softmax, separate, scores + at, value_slopes, weights_at + at, magnitudes_at + at, total_slopes,
+            to_weights + at, to_magnitudes + at,
+        )  # fmt: skip
+        vectors.add_rows(value_slopes, value_rows, padded_value_dim, to_v, those, to_k, those, padded_width)
+        # The next keys are fetched twice, here and below: this is the last use of the gradients of these.
+        vectors.add_rows(scores + at, rows, padded_width, to_k, those, k_at, these + 4 * KEYS, width)
+        vectors.add_keys(scores + at, k_at, these, width, to_query, k_at, width)
+
+
+@njit(**EXACT)
+def _differentiate_alone(
+    tile, tiles, options, k, v, weights, magnitudes, grad_weights, grad_magnitudes, grad_k, grad_v, scratch, backward
+):
+    """Gradients through the pairs that a tile takes alone."""
+    width, value_dim = k.shape[1], v.shape[1]
+    padded_width, padded_value_dim = grad_k.shape[1], grad_v.shape[1]
+    k_at, v_at, to_k, to_v = k.ctypes.data, v.ctypes.data, grad_k.ctypes.data, grad_v.ctypes.data
+    for r in range(LANES):
+        row = scratch.query_rows.ctypes.data + 4 * r * padded_width
+        to_query = backward.grad_query_rows.ctypes.data + 4 * r * padded_width
+        value_row = scratch.value_rows.ctypes.data + 4 * r * padded_value_dim
+        by_total = scratch.totals[r]
+        for p in range(tiles.rest_ptr[tile * LANES + r], tiles.rest_ptr[tile * LANES + r + 1]):
+            j, target = (
+                np.int64(tiles.keys[tiles.starts[tile] + tiles.rest[p]]),
+                np.int64(backward.targets[tiles.rest[p]]),
+            )
+            x = tiles.rest[p] * LANES + r
+            product = scratch.scores[x]
+            if not options.softmax:
+                product = row_vectors.dot_row(row, k_at + 4 * j * width, width)
+            by_value: np.float32 = row_vectors.dot_row(value_row, v_at + 4 * j * value_dim, value_dim)
+            if options.separate_magnitudes:
+                grad_weights[x] += product * by_value
+                grad_magnitudes[x] += product * by_total
+            else:
+                grad_weights[x] += product * (by_value + by_total)
+            slope = weights[x] * by_value + magnitudes[x] * by_total
+            slope = product * slope if options.softmax else slope
+            row_vectors.add_row(product * weights[x], value_row, to_v + 4 * target * padded_value_dim, value_dim)
+            row_vectors.add_row(slope, row, to_k + 4 * target * padded_width, width)
+            row_vectors.add_row(slope, k_at + 4 * j * width, to_query, width)
+
+
+@njit(**EXACT)
+def _write(tile, tiles, rows, grad_q):
+    """Gradients of the queries of a tile to where they belong."""
+    width, padded_width = grad_q.shape[1], rows.shape[0] // LANES
+    for r in range(min(LANES, tiles.num_rows - tile * LANES)):
+        i = tiles.order[tile * LANES + r]
+        for a in range(width):
+            grad_q[i, a] = rows[r * padded_width + a]
+
+
+@njit(**EXACT)
+def _differentiate_tile(
+    tile, at, item, tiles, tokens, options, results, weights, magnitudes, targets, grads, scratch, backward
+):
+    """Gradients of a tile and an item; the weights of the tile begin at ``at``."""
+    batch, num_keys = tokens.k.shape[0], tokens.k.shape[1]
+    k, v = tokens.k[item], tokens.v[item]
+    to_k, to_v = grads.k[item * num_keys :], grads.v[item * num_keys :]
+    load_queries(tile, tiles, tokens.q[item], scratch)
+    _load_gradients(tile, item, tiles, options.normalize, results, scratch)
+    if options.softmax:
+        score_as_powers(tile, item, tiles, tokens, magnitudes[at:], scratch)
+    shift = (batch - 1 - item) * num_keys + item * (grads.k.shape[0] // batch - num_keys)
+    _find_targets(tile, tiles, targets, num_keys, shift, backward.targets)
+    backward.grad_query_lanes[:] = 0
+    _differentiate_together(
+        tile, tiles, options, k, v, weights[at:], magnitudes[at:], backward.grad_weights[at:],
+        backward.grad_magnitudes[at:], to_k, to_v, scratch, backward,
+    )  # fmt: skip
+    to_rows = backward.grad_query_rows.ctypes.data
+    row_vectors.lanes_to_rows(backward.grad_query_lanes.ctypes.data, grads.k.shape[1], to_rows)
+    _differentiate_alone(
+        tile, tiles, options, k, v, weights[at:], magnitudes[at:], backward.grad_weights[at:],
+        backward.grad_magnitudes[at:], to_k, to_v, scratch, backward,
+    )  # fmt: skip
+    _write(tile, tiles, backward.grad_query_rows, grads.q[item])
+
+
+@njit(**EXACT)
+def _backward_block(
+    block, tiles, source, tokens, options, wants_source, results, schedule, scratch, backward_scratch, numbering,
+    source_grads, grads,
+):  # fmt: skip
+    """The tiles of one block."""
+    own, more = scratch_of(scratch, block), _backward_scratch_of(backward_scratch, block)
+    tables, separate = numbering_of(numbering, block), options.separate_magnitudes
+    first, last = schedule.blocks[block], schedule.blocks[block + 1]
+    for chunk in range(first, last, schedule.together):
+        end = min(chunk + schedule.together, last)
+        count = (tiles.starts[end] - tiles.starts[chunk]) * LANES
+        for head in range(source.num_heads):
+            weights, magnitudes = weights_of(chunk, end, head, tiles, source, separate, tables, own)
+            more.grad_weights[:count] = 0
+            if separate:
+                more.grad_magnitudes[:count] = 0
+            for item in range(head, tokens.q.shape[0], source.num_heads):
+                for tile in range(chunk, end):
+                    at = (tiles.starts[tile] - tiles.starts[chunk]) * LANES
+                    _differentiate_tile(
+                        tile, at, item, tiles, tokens, options, results, weights, magnitudes, schedule.targets, grads,
+                        own, more,
+                    )  # fmt: skip
+            if wants_source:
+                spread(chunk, end, head, block, tiles, source, separate, tables, own, more, source_grads)
+
+
+def _backward(
+    tiles, kind, num_heads, packed, entries, features, tokens, options, wants_source, results, schedule, scratch,
+    backward_scratch, numbering, source_grads, grads,
+):  # fmt: skip
+    """Gradients of tokens, and of what weights are made of where that is wanted."""
+    for block in prange(schedule.blocks.shape[0] - 1):
+        source = Source(kind, num_heads, packed, entries, features)
+        _backward_block(
+            block, tiles, source, tokens, options, wants_source, results, schedule, scratch, backward_scratch,
+            numbering, source_grads, grads,
+        )  # fmt: skip
+
+
+def _share_keys(blocks, tiles, num_keys, targets, shared):
+    """Rows that the blocks of tiles add the gradients of keys to, so that no two blocks add to the same one.
+
+    The first block that sees a key has the row of the key itself; the next ones have rows after those of all keys, each
+    of which belongs to the key that ``shared`` says. Returns how many these are.
+    """
+    last, place, count = np.full(num_keys, -1, np.int32), np.empty(num_keys, np.int32), 0
+    for block in range(blocks.shape[0] - 1):
+        for p in range(tiles.starts[blocks[block]], tiles.starts[blocks[block + 1]]):
+            j = tiles.keys[p]
+            if last[j] != block:
+                if last[j] < 0:
+                    place[j] = j
+                else:
+                    place[j] = num_keys + count
+                    shared[count] = j
+                    count += 1
+                last[j] = block
+            targets[p] = place[j]
+    return count
+
+
+def _fold(shared, num_keys, batch, sums):
+    """Add the rows of shared keys, which are behind those of all keys of the batch, to the rows of these keys."""
+    pieces = sums.shape[1] // LANES
+    for piece in prange(batch * pieces):
+        b, at = piece // pieces, piece % pieces * LANES
+        for p in range(shared.shape[0]):
+            row = batch * num_keys + b * shared.shape[0] + p
+            for a in range(at, at + LANES):
+                sums[b * num_keys + shared[p], a] += sums[row, a]
+
+
+share_kernel, fold_kernel = Kernel(_share_keys, threads=False), Kernel(_fold)
+backward_kernel = Kernel(_backward)

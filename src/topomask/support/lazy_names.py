@@ -1,0 +1,45 @@
+"""Packages whose names are imported when they are first used."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+
+def lazy_names(
+    package: str, homes: Mapping[str, Sequence[str]]
+) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """The functions ``__getattr__`` and ``__dir__`` of a package.
+
+    The package assigns them, imports the same names under ``TYPE_CHECKING``, and lists them in ``__all__``.
+
+    Args:
+        package: The package, which passes its ``__name__``.
+        homes: Names, by the module that they live in, or are a module of. Modules of the package are names too; any
+            other is written in full.
+
+    Example:
+        >>> get, _ = lazy_names("topomask.support", {"lazy_names": ("lazy_names",)})
+        >>> get("lazy_names").__module__
+        'topomask.support.lazy_names'
+    """
+    home_of = {name: home for home, names in homes.items() for name in names}
+
+    def get(name: str) -> Any:
+        if name not in home_of and name not in homes:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        home = home_of.get(name, name)
+        value = importlib.import_module(home if "." in home else f"{package}.{home}")
+        if name in home_of:
+            # As `from home import name` does.
+            value = getattr(value, name, None) or importlib.import_module(f"{value.__name__}.{name}")
+        # The next access finds it as a plain attribute.
+        setattr(sys.modules[package], name, value)
+        return value
+
+    def names() -> list[str]:
+        return sorted({*vars(sys.modules[package]), *home_of, *(home for home in homes if "." not in home)})
+
+    return get, names

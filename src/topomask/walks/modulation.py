@@ -1,0 +1,95 @@
+"""The learnable weight of a walk by its length."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from topomask.graph.input import check_integer
+
+
+def positive_per_head(name: str, value: float | Sequence[float] | Tensor, num_heads: int) -> Tensor:
+    """A positive number for every head, [H], from one number or one per head."""
+    check_integer("num_heads", num_heads, 1)
+    start = torch.as_tensor(value).detach()
+    start = start if start.is_floating_point() else start.to(torch.get_default_dtype())
+    if start.shape not in ((), (1,), (num_heads,)):
+        raise ValueError(
+            f"`{name}` must be one number or have shape [num_heads={num_heads}], but has shape {tuple(start.shape)}."
+        )
+    if not start.is_meta and not bool(((start > 0) & start.isfinite()).all()):
+        raise ValueError(f"`{name}` must be positive and finite, but is {start.tolist()}.")
+    return start.expand(num_heads).clone()
+
+
+def table_per_head(name: str, initial: Any, num_heads: int, size: int, size_text: str, what: str) -> Tensor:
+    """Values to start from, one per head and ``what``, [H, size]; given as [size] or [H, size], and finite."""
+    initial = torch.as_tensor(initial).detach()
+    if not initial.is_floating_point():
+        initial = initial.to(torch.get_default_dtype())
+    if initial.shape not in ((size,), (num_heads, size)):
+        raise ValueError(
+            f"`{name}` must have shape [{size_text}] or [num_heads={num_heads}, {size}], but has shape "
+            f"{tuple(initial.shape)}. Pass one number per {what}."
+        )
+    # On the meta device there are shapes but no values.
+    if not initial.is_meta and not bool(initial.isfinite().all()):
+        raise ValueError(f"`{name}` must be finite, but is {initial.tolist()}.")
+    return initial.expand(num_heads, -1).clone()
+
+
+class Modulation(nn.Module):
+    r"""A learnable modulation :math:`f_0, \ldots, f_L` per head.
+
+    Args:
+        num_heads: Heads H.
+        max_length: Longest walk L.
+        initial: Values to start from, [L + 1] or [H, L + 1]. Default: :math:`2^{-l}`.
+        positive: Keep f positive by learning its logarithm. Otherwise f is free.
+        name: What to call ``initial`` in errors.
+
+    Example:
+        >>> Modulation(num_heads=2, max_length=2)()
+        tensor([[1.0000, 0.5000, 0.2500],
+                [1.0000, 0.5000, 0.2500]], grad_fn=<...>)
+    """
+
+    def __init__(
+        self,
+        num_heads: int,
+        max_length: int,
+        initial: Tensor | None = None,
+        positive: bool = False,
+        *,
+        name: str = "initial",
+    ) -> None:
+        super().__init__()
+        if initial is None:
+            initial = 0.5 ** torch.arange(max_length + 1)
+        size = f"max_length + 1={max_length + 1}"
+        start = table_per_head(name, initial, num_heads, max_length + 1, size, "walk length from 0 on")
+        if positive and not start.is_meta and not bool((start > 0).all()):
+            raise ValueError(f"`{name}` must be positive, but is {start.tolist()}. Pass positive=False for a free f.")
+        self.positive = positive
+        self.weight = nn.Parameter(start.log() if positive else start)
+
+    @property
+    def num_heads(self) -> int:
+        """Heads H."""
+        return self.weight.shape[0]
+
+    @property
+    def max_length(self) -> int:
+        """Longest walk L."""
+        return self.weight.shape[1] - 1
+
+    def forward(self) -> Tensor:
+        """The modulation f, [H, L + 1]."""
+        return self.weight.exp() if self.positive else self.weight * 1.0
+
+    def extra_repr(self) -> str:
+        """Shown when the module is printed."""
+        return f"num_heads={self.num_heads}, max_length={self.max_length}, positive={self.positive}"

@@ -1,0 +1,137 @@
+"""How the walks of a mask are drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from topomask.graph import Graph, Normalization
+from topomask.graph.records import Recipe
+from topomask.walks.features import WalkFeatures, Weighting
+from topomask.walks.record import WalkRecord, make_record
+from topomask.walks.sample import Coupling, check_draws, check_sizes, sample_features
+
+if TYPE_CHECKING:
+    from topomask.graph.records import Records
+
+# Walks of queries and keys; one set where keys have none of their own.
+Walks = WalkFeatures | tuple[WalkFeatures, WalkFeatures]
+
+
+@dataclass(frozen=True)
+class WalkRecipe(Recipe):
+    """All that decides the walks of a mask, apart from the graph."""
+
+    by_precision = True
+    num_walks: int
+    max_length: int
+    halt_prob: float
+    coupling: Coupling
+    num_heads: int
+    normalization: Normalization | None
+    symmetric: bool
+    shared_walks: bool
+    shared_heads: bool
+    seed: int
+    weighting: Weighting = "importance"
+
+    def __post_init__(self) -> None:
+        """A ValueError where no walks could be drawn on any graph."""
+        check_sizes(self.num_walks, self.max_length, self.num_heads)
+        check_draws(self.halt_prob, self.coupling, self.seed)
+        for name in ("num_walks", "max_length", "num_heads", "seed"):
+            # Integers of NumPy are written in another way.
+            object.__setattr__(self, name, int(getattr(self, name)))
+
+    @property
+    def num_sets(self) -> int:
+        """Independent sets of walks: one per head, or one for all."""
+        return 1 if self.shared_heads else self.num_heads
+
+    @property
+    def has_key_walks(self) -> bool:
+        """Whether keys have walks of their own."""
+        return self.symmetric and not self.shared_walks
+
+    def make(self, graph: Graph, device: torch.device, dtype: torch.dtype) -> WalkRecord:
+        """The record of a graph with its walks, which are sampled once, for any device and precision."""
+        return self.record_of(graph, self.find(graph), device, dtype)
+
+    def record_of(self, graph: Graph, walks: Walks, device: torch.device, dtype: torch.dtype) -> WalkRecord:
+        """The record of a graph with walks that are there already; a ValueError if they are not of this recipe."""
+        if isinstance(walks, tuple) != self.has_key_walks or not all(
+            isinstance(side, WalkFeatures) for side in _sides(walks)
+        ):
+            expected = "a pair of WalkFeatures, of queries and of keys," if self.has_key_walks else "one WalkFeatures"
+            raise ValueError(
+                f"`walks` must be {expected} for symmetric={self.symmetric} and shared_walks={self.shared_walks}, as "
+                "mask.sample(graph) gives."
+            )
+        for side in _sides(walks):
+            self._check(side, graph)
+        query, key = walks if isinstance(walks, tuple) else (walks, walks)
+        return make_record(query, key if self.symmetric else None, graph, device, dtype)
+
+    def _check(self, walks: WalkFeatures, graph: Graph) -> None:
+        names = ("num_rows", "num_columns", "num_heads", "max_length", "normalization", "weighting")
+        normalization = "row" if self.weighting == "visits" else graph.check_normalization(self.normalization)
+        sizes = (graph.num_nodes, graph.num_nodes, self.num_sets, self.max_length)
+        expected = (*sizes, normalization, self.weighting)
+        found = tuple(getattr(walks, name) for name in names)
+        if found != expected:
+            raise ValueError(
+                f"`walks` must have ({', '.join(names)}) = {expected}, but has {found}. Sample them on the same graph "
+                "with the same settings, as mask.sample(graph) does."
+            )
+
+    def sample(self, graph: Graph) -> Walks:
+        """Draw the walks."""
+        settings: dict[str, Any] = {
+            name: getattr(self, name) for name in ("num_walks", "max_length", "halt_prob", "coupling", "seed")
+        }
+        settings |= {"num_heads": self.num_sets, "normalization": self.normalization, "weighting": self.weighting}
+        query = sample_features(graph, **settings, ensemble="query")
+        return (query, sample_features(graph, **settings, ensemble="key")) if self.has_key_walks else query
+
+    def find(self, graph: Graph) -> Walks:
+        """The walks of a graph: those that it has, or those of its parts, joined; drawn where there are none."""
+        found = _kept(graph._records, self)
+        if found is None:
+            found = self._join(graph) if graph.parts else self.sample(graph)
+            graph._records.put(_name(self), self, found)
+        return found
+
+    def _join(self, graph: Graph) -> Walks:
+        """Walks of a batch from those of its parts: the same to the last bit."""
+        # By identity, which is how graphs are told apart: one may come twice.
+        new = list({part: None for part in graph.parts if _kept(part._records, self) is None})
+        if new:
+            # All at once: what is to be done around the walks of one small graph takes longer than they do.
+            together = graph if new == list(graph.parts) else Graph.batch(new)
+            sampled = self.sample(together)
+            sides = [side.split([part.num_nodes for part in new]) for side in _sides(sampled)]
+            for part, *walks in zip(new, *sides, strict=True):
+                part._records.put(_name(self), self, _walks(walks))
+            if together is graph:
+                return sampled
+        found = [_sides(_kept(part._records, self)) for part in graph.parts]
+        return _walks([WalkFeatures.batch(side) for side in zip(*found, strict=True)])
+
+
+def _name(recipe: WalkRecipe) -> str:
+    return f"walks_of_{recipe._name}"
+
+
+def _kept(records: Records, recipe: WalkRecipe) -> Any:
+    return getattr(records, _name(recipe), None)
+
+
+def _sides(walks: Any) -> tuple[Any, ...]:
+    return walks if isinstance(walks, tuple) else (walks,)
+
+
+def _walks(sides: Sequence[WalkFeatures]) -> Walks:
+    return sides[0] if len(sides) == 1 else (sides[0], sides[1])

@@ -1,0 +1,150 @@
+"""Walks on a graph as masks take them: with the patterns and the counts that attention needs, found once."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from topomask.graph import Graph
+from topomask.graph.records import Record
+from topomask.ops import segments
+from topomask.ops.derived import derivation
+from topomask.ops.locality import suggest_order
+from topomask.ops.pair_attention import MIN_ENTRIES_PER_ROW, TileWork, estimate_tiles
+from topomask.ops.pair_values import count_triples, estimate_pairs, pair_pattern
+from topomask.ops.sparse_product import Pattern
+from topomask.walks.features import WalkFeatures
+
+# Pairs of walks that may meet, per query and head, before pairs are no longer formed.
+MAX_PAIRS_PER_QUERY = 8192
+
+# Numbers of loads as dense matrices: 4 MB.
+_MAX_DENSE_LOADS = 1 << 20
+
+
+class DenseLoads(NamedTuple):
+    """Loads of queries and keys as dense matrices, one per set of walks and length, [S, L + 1, R * N]."""
+
+    query: Tensor
+    key: Tensor | None
+
+    @classmethod
+    def of(cls, query: WalkFeatures, key: WalkFeatures | None) -> DenseLoads | None:
+        """Those of small graphs, where a few large products are faster than many small ones; None for others."""
+        if query.num_heads * (query.max_length + 1) * query.num_rows * query.num_columns > _MAX_DENSE_LOADS:
+            return None
+        dense = query.dense_loads()
+        return cls(dense, None if key is None else dense if key is query else key.dense_loads())
+
+
+class WalkCounts(NamedTuple):
+    """What there is of walks, over all sets of them."""
+
+    nonzeros: int  # entries of the features of queries and keys
+    triples: int  # pairs of walks that meet: a bound on the pairs of query and key
+    pairs: int  # about how many pairs of query and key there are
+    tiles: TileWork | None  # the work of attention in tiles, where there is any
+
+    def roughly(self) -> WalkCounts:
+        """The nearest powers of two: those of walks drawn anew, mostly, so that compiled code serves them too."""
+        tiles = None if self.tiles is None else TileWork(*(_power_of_two(count) for count in self.tiles))
+        nonzeros, triples, pairs = (_power_of_two(count) for count in (self.nonzeros, self.triples, self.pairs))
+        return WalkCounts(nonzeros, triples, pairs, tiles)
+
+
+def _power_of_two(count: int) -> int:
+    return 0 if count == 0 else 1 << round(math.log2(count))
+
+
+@dataclass(eq=False)
+class WalkRecord(Record):
+    """Walks of queries and keys.
+
+    Attributes:
+        query: Walks of the queries.
+        key: Walks of the keys; None where only queries walk, the same object where they are shared.
+        counts: What there is of them.
+        rough_counts: The same, to the nearest power of two.
+        signed: Whether any load is negative.
+        dense: The loads as dense matrices, on small graphs.
+    """
+
+    query: WalkFeatures
+    key: WalkFeatures | None
+    counts: WalkCounts
+    rough_counts: WalkCounts
+    signed: bool
+    dense: DenseLoads | None
+
+    def pairs(self) -> Pattern:
+        """Where walks of queries and keys meet; found once."""
+        if self.key is None:
+            return self.query.pattern
+        query, key = self.query.pattern, self.key.pattern
+        return Pattern(*_pair_pattern([*query, *key], []))
+
+    def rows(self, query_nodes: Tensor | None, key_nodes: Tensor | None) -> WalkRecord:
+        """The record of some queries and keys."""
+        query = self.query if query_nodes is None else self.query.rows(query_nodes)
+        key = self.key if self.key is None or key_nodes is None else self.key.rows(key_nodes)
+        return make_record(query, key, None, query.loads.device, query.loads.dtype)
+
+
+def make_record(
+    query: WalkFeatures, key: WalkFeatures | None, graph: Graph | None, device: torch.device, dtype: torch.dtype
+) -> WalkRecord:
+    """The record of walks on a device and in a precision, float32 at least.
+
+    Args:
+        query: Walks of the queries.
+        key: Walks of the keys, or None.
+        graph: The graph whose nodes the queries are, all in order; None where they are a selection.
+        device: Where the walks are to be.
+        dtype: Precision of their loads.
+    """
+    moved = query.to(device, dtype)
+    query, key = moved, moved if key is query else None if key is None else key.to(device, dtype)
+    # Now rather than at first use, which may be inside torch.compile.
+    for side in {query, query if key is None else key}:
+        side.prepare()
+    if graph is not None:
+        suggest_order(query.pattern.columns, graph, partial(_order_per_head, num_heads=query.num_heads))
+    triples = pairs = query.num_nonzeros
+    budget = MAX_PAIRS_PER_QUERY * query.num_rows * query.num_heads
+    if key is not None:
+        triples = pairs = count_triples(query.pattern, key.pattern)
+        if triples <= budget:
+            pairs = estimate_pairs(query.pattern, key.pattern)
+    is_tiled = (
+        triples <= budget
+        and pairs >= MIN_ENTRIES_PER_ROW * query.num_rows * query.num_heads
+        and query.loads.device.type == "cpu"
+    )
+    tiles = estimate_tiles(query.pattern, None if key is None else key.pattern) if is_tiled else None
+    signed = query.signed or (key is not None and key.signed)
+    nonzeros = query.num_nonzeros + (0 if key is None else key.num_nonzeros)
+    counts = WalkCounts(nonzeros, triples, pairs, tiles)
+    dense = None if graph is None else DenseLoads.of(query, key)
+    return WalkRecord(query, key, counts, counts.roughly(), signed, dense)
+
+
+def _order_per_head(graph: Graph, num_heads: int) -> Tensor:
+    order = graph.node_groups
+    return (torch.arange(num_heads, device="cpu")[:, None] * graph.num_nodes + order).flatten()
+
+
+def _pair_shapes(tensors: list[Tensor], _: list[int]) -> list[tuple[int | None, torch.dtype]]:
+    num_rows, num_keys = tensors[0].shape[0], tensors[5].shape[0]
+    kind = segments.index_type(max(num_rows, num_keys))
+    return [(num_rows, torch.int64), (None, kind), (num_keys, torch.int64), (None, kind), (None, kind)]
+
+
+@derivation(_pair_shapes)
+def _pair_pattern(tensors: list[Tensor], _: list[int]) -> Pattern:
+    """The pattern of Phi_q Phi_k^T from those of both."""
+    return pair_pattern(Pattern(*tensors[:5]), Pattern(*tensors[5:]))
