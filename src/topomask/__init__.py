@@ -5,7 +5,7 @@ Names are imported when they are first used, so that ``topomask --help`` need no
 
 from typing import TYPE_CHECKING
 
-from topomask.masks.registry import MASKS
+from topomask.masks.registry import CLASS_NAMES
 from topomask.support.lazy_names import lazy_names
 
 if TYPE_CHECKING:
@@ -19,59 +19,20 @@ if TYPE_CHECKING:
         plan_attention,
     )
     from topomask.graph import Graph, cycle_graph, grid_graph, hypercube_graph, knn_graph, path_graph
-    from topomask.masks import (
-        AllPairsMask,
-        DegreeMask,
-        DenseMask,
-        DiffusionMask,
-        ExponentialDecay,
-        ForestMask,
-        HypercubeMask,
-        KroneckerMask,
-        LearnedFeatureMask,
-        LowRankMask,
-        Mask,
-        NeighborMask,
-        Operator,
-        PowerSeriesMask,
-        PrefixMask,
-        ShortestPathMask,
-        StochasticPositionMask,
-        SumMask,
-        ToeplitzMask,
-        VisitMask,
-        WalkMask,
-    )
+    from topomask.masks import ExponentialDecay, Mask, Operator
+    from topomask.masks.registry import *  # noqa: F403
     from topomask.walks import WalkFeatures, random_walks, sample_features, series, theory
     from topomask.walks.series import convolve, deconvolve
 
 __version__ = "0.1.0"
 
 __all__ = [
-    "AllPairsMask",
-    "DegreeMask",
-    "DenseMask",
-    "DiffusionMask",
     "ExponentialDecay",
-    "ForestMask",
     "Graph",
-    "HypercubeMask",
-    "KroneckerMask",
-    "LearnedFeatureMask",
-    "LowRankMask",
     "Mask",
-    "NeighborMask",
     "Operator",
     "Plan",
-    "PowerSeriesMask",
-    "PrefixMask",
-    "ShortestPathMask",
-    "StochasticPositionMask",
-    "SumMask",
-    "ToeplitzMask",
-    "VisitMask",
     "WalkFeatures",
-    "WalkMask",
     "convolve",
     "cycle_graph",
     "data",
@@ -93,6 +54,7 @@ __all__ = [
     "testing",
     "theory",
     "train",
+    *CLASS_NAMES,
 ]
 
 __getattr__, __dir__ = lazy_names(
@@ -108,7 +70,7 @@ __getattr__, __dir__ = lazy_names(
         ),
         "data": (),
         "graph": ("Graph", "cycle_graph", "grid_graph", "hypercube_graph", "knn_graph", "path_graph"),
-        "masks": ("ExponentialDecay", "Mask", "Operator", *(entry.class_name for entry in MASKS.values())),
+        "masks": ("ExponentialDecay", "Mask", "Operator", *CLASS_NAMES),
         "models": (),
         "nn": (),
         "testing": (),

@@ -283,17 +283,26 @@ def test_writing_to_the_modulation_behind_its_version_is_noticed():
 def test_dense_masks_given_away_can_be_written_to():
     mask = tiled_mask()
     with torch.no_grad():
-        expected = mask.dense_weights().clone()
+        expected = mask.on()._dense_weights().clone()
         mask.to_dense().zero_()
-        assert torch.equal(mask.dense_weights(), expected)
+        assert torch.equal(mask.on()._dense_weights(), expected)
 
 
-def test_another_default_device_and_no_queries():
+def test_another_default_device():
+    """A model may be built without memory, and filled by a checkpoint."""
+    expected = tiled_mask()
     with torch.device("meta"):
-        mask = tiled_mask()
+        mask = tm.WalkMask(tm.grid_graph(12, 12), seed=1)
+    mask.load_state_dict(expected.state_dict(), assign=True)
+    q, k, v = torch.randn(3, 1, 1, 144, 8)
+    found = [tm.masked_attention(q, k, v, x, strategy="pairs") for x in (mask, expected)]
+    assert torch.equal(*found)
+
+
+def test_no_queries():
     q, k, v = torch.randn(3, 1, 1, 144, 8)
     none = torch.zeros(0, dtype=torch.int64)
-    assert tm.masked_attention(q[..., :0, :], k, v, mask, query_nodes=none).shape == (1, 1, 0, 8)
+    assert tm.masked_attention(q[..., :0, :], k, v, tiled_mask(), query_nodes=none).shape == (1, 1, 0, 8)
 
 
 @pytest.mark.parametrize("softmax", [True, False])

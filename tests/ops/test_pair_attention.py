@@ -14,7 +14,7 @@ from helpers.mask_cases.walks import walk_mask
 from topomask.ops.pair_attention import Attention, _pair_attention, numba, pair_attention, reference
 from topomask.ops.tiles import layout
 
-CASES = {
+PATTERNS = {
     "ragged": lambda: walk_mask(ragged_graph(), num_heads=2),
     "star": lambda: walk_mask(star_graph(40), max_length=2),
     "grid": lambda: walk_mask(tm.grid_graph(9, 7)),
@@ -38,7 +38,9 @@ def arguments(
     """Random numbers on the pattern of a mask; with padding for softmax attention."""
     torch.manual_seed(0)
     softmax, absolute, normalize = flags
-    pattern, values, magnitudes = CASES[name]().entries()
+    pattern, values, magnitudes = PATTERNS[name]().on().entries()
+    # One row of values: heads of these masks have patterns of their own.
+    ((values,), (magnitudes,)) = values, magnitudes
     rows, columns = pattern.shape
     q = torch.randn(batch, width, rows, dtype=dtype).mT
     k, v = torch.randn(batch, columns, width, dtype=dtype), torch.randn(batch, columns, depth, dtype=dtype)
@@ -83,7 +85,7 @@ def assert_agree(attention, tolerance):
         )
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", PATTERNS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("separate", [True, False])
 @pytest.mark.parametrize("flags", WAYS)
@@ -94,7 +96,7 @@ def test_rows_agree_with_the_reference(name, dtype, separate, flags, monkeypatch
         assert_agree(attention, 1e-4 if dtype == torch.float32 else 1e-10)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", PATTERNS)
 @pytest.mark.parametrize("separate", [True, False])
 @pytest.mark.parametrize("flags", [flags for flags in WAYS if not flags[1]])
 @pytest.mark.parametrize("min_lanes", [1, 4, 17])

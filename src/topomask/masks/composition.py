@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
 from topomask.graph import Graph
 from topomask.masks.entries import Entries
+from topomask.masks.frozen import keep
 from topomask.masks.mask import Mask
 from topomask.masks.operator import Normalizer, Operator
-from topomask.masks.part_weights import WeightValues
 from topomask.ops import segments
 from topomask.ops.derived import derivation
 from topomask.ops.sparse_product import Pattern, make_pattern
@@ -79,36 +80,18 @@ def _same(first: Tensor | None, second: Tensor | None) -> bool:
     return torch.equal(first.cpu(), second.cpu())
 
 
-def keep_beside(
-    first: Operator, name: Any, others: Sequence[Operator | WeightValues], make: Callable[[], Operator]
+def keep_joined(
+    mask: Mask, parts: Sequence[Operator], make: Callable[[], Operator], state: Sequence[Tensor] = ()
 ) -> Operator:
-    """An operator that is made of others; the one of the last time where all of them are kept, and the same.
+    """The operator of a mask that is made of masks; the one of the last time where nothing has changed.
 
     Args:
-        first: One of the operators that it is made of: it is kept beside it.
-        name: Says what it is, apart from what it is made of.
-        others: What else it is made of.
-        make: Makes it.
+        mask: The mask.
+        parts: Operators of its parts; it is kept beside the first.
+        make: Makes the operator.
+        state: Tensors of its own that it depends on.
     """
-    if torch.compiler.is_compiling():
-        return make()
-    watched = first._watched
-    is_kept = first._is_kept
-    for other in others:
-        watched += other._watched if isinstance(other, Operator) else other.watched
-        is_kept = is_kept and (other._is_kept if isinstance(other, Operator) else other.is_kept)
-    if not is_kept:
-        operator = make()
-        operator._is_kept, operator._watched = False, watched
-        return operator
-    kept: dict[Any, Any] = first.__dict__.setdefault("_kept", {})
-    last = kept.get(name)
-    if last is None or len(last[0]) != len(others) or any(a is not b for a, b in zip(last[0], others, strict=True)):
-        with torch.inference_mode(False), torch.no_grad():
-            operator = make()
-        operator._is_kept, operator._watched = True, watched
-        last = kept[name] = list(others), operator
-    return last[1]
+    return keep(lambda: parts[0]._once("joined", WeakKeyDictionary), mask, state, parts, make)
 
 
 def full_entries(operator: Operator) -> Entries:

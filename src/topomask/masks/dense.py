@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from topomask.graph import Graph
 from topomask.masks.cost import Cost
 from topomask.masks.mask import Mask
-from topomask.masks.operator import Operator
+from topomask.masks.operator import Operator, once
 from topomask.masks.submatrix import gather
 
 
@@ -78,14 +78,10 @@ class DenseOperator(Operator):
         rows = gather(self._matrix, query_nodes)
         return rows if key_nodes is None else rows.index_select(-1, key_nodes.to(rows.device))
 
+    @once
     def magnitude(self) -> DenseOperator:
         """The absolute entries."""
-        return self._once("magnitude", self._absolute)
-
-    def _absolute(self) -> DenseOperator:
-        other = self._copy()
-        other._matrix = self._matrix.abs()
-        return other
+        return self._copy(_matrix=self._matrix.abs())
 
     def cost(self) -> Cost:
         """Every entry of the matrix, which is given."""

@@ -263,12 +263,8 @@ class DiffusionOperator(BlockOperator):
 
     def magnitude(self) -> DiffusionOperator:
         """The kernel of the absolute weights; the operator itself where no weight is negative."""
-        return self if self._values is self._matrix.absolute else self._once("magnitude", self._magnitude)
-
-    def _magnitude(self) -> DiffusionOperator:
-        other = self._copy()
-        other._values = self._matrix.absolute
-        return other
+        absolute = self._matrix.absolute
+        return self if self._values is absolute else self._once("magnitude", lambda: self._copy(_values=absolute))
 
     def cost(self) -> Cost:
         """Entries of T and two more operations per node, times the terms, over all heads."""

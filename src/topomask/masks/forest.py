@@ -243,9 +243,7 @@ class ForestOperator(Operator):
         return self if self._positive else self._once("magnitude", self._absolute)
 
     def _absolute(self) -> ForestOperator:
-        other = self._copy()
-        other._weights, other._positive = self._weights.abs(), True
-        return other
+        return self._copy(_weights=self._weights.abs(), _positive=True)
 
     def cost(self) -> Cost:
         """Passes over the nodes, two per exponential or one per level of cuts; distances between all nodes."""

@@ -1,11 +1,16 @@
-"""Whether parameters are at rest: what is computed of them can then be kept."""
+"""Operators that are kept while no parameter changes."""
 
 from __future__ import annotations
 
-from typing import NamedTuple, Self
+from collections.abc import Callable, MutableMapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from topomask.masks.mask import Mask
+    from topomask.masks.operator import Operator
 
 # Numbers of a tensor on the CPU that are compared one by one: `tensor.data.copy_` raises no version.
 _MAX_COMPARED = 4096
@@ -37,12 +42,58 @@ def _is_compared(tensor: Tensor) -> bool:
     return tensor.device.type == "cpu" and tensor.numel() <= _MAX_COMPARED
 
 
-def is_frozen(state: list[Tensor]) -> bool:
-    """Whether operators can be kept: no gradient is asked for, and changes can be noticed."""
+class _Kept(NamedTuple):
+    """An operator, and what it was made of."""
+
+    operator: Operator
+    state: list[Seen]
+    parts: Sequence[Operator]
+    kind: Any
+
+    def fits(self, state: Sequence[Tensor], parts: Sequence[Operator], kind: Any) -> bool:
+        """Whether nothing has changed."""
+        return (
+            self.kind == kind
+            and (len(self.state), len(self.parts)) == (len(state), len(parts))
+            and all(a is b for a, b in zip(self.parts, parts, strict=True))
+            and all(a.is_same(b) for a, b in zip(self.state, state, strict=True))
+        )
+
+
+def keep(
+    slots: Callable[[], MutableMapping[Any, Any]],
+    mask: Mask,
+    state: Sequence[Tensor],
+    parts: Sequence[Operator],
+    make: Callable[[], Operator],
+) -> Operator:
+    """The operator that ``make`` gives; the one of the last time where nothing has changed that it depends on.
+
+    Args:
+        slots: Where operators are kept, by mask.
+        mask: The mask.
+        state: Tensors that the operator depends on.
+        parts: Operators that it is made of.
+        make: Makes the operator of the values that parameters have now.
+    """
+    if torch.compiler.is_compiling():
+        return make()
     learns = torch.is_grad_enabled()
-    return not any(x.is_meta or x.is_inference() or (learns and x.requires_grad) for x in state)
-
-
-def is_unchanged(seen: list[Seen], state: list[Tensor]) -> bool:
-    """Whether tensors are those that were seen, as they were."""
-    return len(seen) == len(state) and all(a.is_same(b) for a, b in zip(seen, state, strict=True))
+    watched = tuple((x, x._version) for x in state if not x.is_inference())
+    for part in parts:
+        watched += part._watched
+    # Kept while no gradient is asked for, if changes can be noticed.
+    if any(x.is_meta or x.is_inference() or (learns and x.requires_grad) for x in state) or not all(
+        part._is_kept for part in parts
+    ):
+        operator = make()
+        operator._is_kept, operator._watched = False, watched
+        return operator
+    kept, kind = slots(), mask.kind
+    last: _Kept | None = kept.get(mask)
+    if last is None or not last.fits(state, parts, kind):
+        with torch.inference_mode(False), torch.no_grad():
+            operator = make()
+        operator._is_kept, operator._watched = True, watched
+        last = kept[mask] = _Kept(operator, [Seen.now(tensor) for tensor in state], parts, kind)
+    return last.operator

@@ -15,7 +15,7 @@ from topomask.graph import Graph
 from topomask.graph.records import Recipe, Record, find_record
 from topomask.masks.entries import Entries
 from topomask.masks.mask import Mask
-from topomask.masks.operator import Operator
+from topomask.masks.operator import Operator, once
 from topomask.ops.blocks import find_block_pattern, find_block_places
 from topomask.ops.pair_attention import MIN_ENTRIES_PER_ROW, TileWork
 from topomask.ops.sparse_product import Pattern
@@ -133,11 +133,11 @@ class BlockOperator(Operator):
         count, nearly_all = self.num_heads * blocks.num_pairs, 4 * blocks.num_pairs > 3 * self.num_keys**2
         self._num_entries = None if count > _MAX_ENTRIES or nearly_all else count
 
+    @once
     def entries(self) -> Entries:
         """The blocks of the graphs of a batch."""
-        return super().entries() if self._num_entries is None else self._once("entries", self._entries)
-
-    def _entries(self) -> Entries:
+        if self._num_entries is None:
+            return super().entries()
         values, magnitude = self._block_values(), self.magnitude()
         if magnitude is self:
             return Entries(blocks_pattern(self._blocks), values, values)

@@ -15,13 +15,13 @@ from topomask.masks.composition import (
     common_heads,
     common_normalizer,
     full_entries,
-    keep_beside,
+    keep_joined,
     sample_walks,
 )
 from topomask.masks.cost import Cost
 from topomask.masks.entries import Entries
 from topomask.masks.mask import Mask
-from topomask.masks.operator import Operator
+from topomask.masks.operator import Operator, once
 from topomask.ops import segments
 from topomask.ops.derived import derivation
 from topomask.ops.pair_attention import TileWork
@@ -87,9 +87,7 @@ class KroneckerMask(Mask):
         """
         graphs, given = _two(graph, "graph"), _two(walks, "walks")
         first, second = self.first.on(graphs[0], given[0]), self.second.on(graphs[1], given[1])
-        return keep_beside(
-            first, "kronecker", (second,), lambda: KroneckerOperator(first, second, self.default_normalizer)
-        )
+        return keep_joined(self, [first, second], lambda: KroneckerOperator(first, second, self.default_normalizer))
 
 
 def _two(given: Any, name: str) -> tuple[Any, Any]:
@@ -206,11 +204,9 @@ class KroneckerOperator(Operator):
             return self
         return self._once("magnitude", lambda: KroneckerOperator(first, second, self.default_normalizer))
 
+    @once
     def entries(self) -> Entries:
         """Products of the factors' entries."""
-        return self._once("entries", self._entries)
-
-    def _entries(self) -> Entries:
         pairs = [operator.cost().pairs for operator in (self._first, self._second)]
         if pairs[0] is None and pairs[1] is None:
             return super().entries()

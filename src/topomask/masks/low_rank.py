@@ -120,9 +120,7 @@ class LowRankOperator(Operator):
         return self if self._positive else self._once("magnitude", self._absolute)
 
     def _absolute(self) -> LowRankOperator:
-        other = self._copy()
-        other._u, other._v, other._positive = self._u.abs(), self._v.abs(), True
-        return other
+        return self._copy(_u=self._u.abs(), _v=self._v.abs(), _positive=True)
 
     def cost(self) -> Cost:
         """Entries of both factors; on a batch every graph has factors of its own."""

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from topomask.graph import Graph, path_graph
 from topomask.graph.records import Recipe, Record, find_record
-from topomask.masks.frozen import Seen, is_frozen, is_unchanged
+from topomask.masks.frozen import keep
 from topomask.masks.operator import Normalizer, Operator
 
 
@@ -185,21 +185,7 @@ class Mask(nn.Module, ABC):
             record: What it is made of apart from the parameters; operators are kept beside it.
             make: Makes the operator of the values that parameters have now.
         """
-        if torch.compiler.is_compiling():
-            return make()
-        state = self._state()
-        if not is_frozen(state):
-            operator = make()
-            operator._watch(state)
-            return operator
-        last: _Kept | None = record.operators.get(self)
-        if last is None or last.kind != self.kind or not is_unchanged(last.state, state):
-            with torch.inference_mode(False), torch.no_grad():
-                operator = make()
-            operator._is_kept = True
-            operator._watch(state)
-            last = record.operators[self] = _Kept([Seen.now(tensor) for tensor in state], self.kind, operator)
-        return last.operator
+        return keep(lambda: record.operators, self, self._state(), (), make)
 
     def extra_repr(self) -> str:
         """Shown when the module is printed."""
@@ -220,14 +206,6 @@ def check_serves_any_graph(mask: Mask, instead: str) -> None:
         raise ValueError(f"{what}: {error} {instead}") from None
     if (operator.num_queries, operator.num_keys) != (3, 3):
         raise ValueError(f"{what}: on 3 nodes it is {operator.num_queries} x {operator.num_keys}. {instead}")
-
-
-class _Kept(NamedTuple):
-    """An operator, and the tensors that it was made of."""
-
-    state: list[Seen]
-    kind: tuple[torch.dtype, torch.device]
-    operator: Operator
 
 
 class GraphMask(Mask):

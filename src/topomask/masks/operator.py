@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from functools import wraps
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
 import torch
@@ -24,6 +25,16 @@ Normalizer = Literal["absolute", "signed", "none"]
 ELEMENTS_PER_CHUNK = 1 << 24
 
 _Kept = TypeVar("_Kept")
+
+
+def once(method: Callable[[Any], _Kept]) -> Callable[[Any], _Kept]:
+    """A method of an operator whose result is computed once where the operator is kept."""
+
+    @wraps(method)
+    def find(self: Any) -> _Kept:
+        return self._once(method.__name__, lambda: method(self))
+
+    return find
 
 
 class Operator(ABC):
@@ -203,10 +214,10 @@ class Operator(ABC):
         self._is_kept, self._watched = other._is_kept, other._watched
         self.num_queries, self.num_keys = num_queries, num_keys
 
-    def _copy(self) -> Self:
-        """The same operator, to be changed; what is kept of this one is not kept of it."""
+    def _copy(self, **changes: Any) -> Self:
+        """The same operator but for some attributes; what is kept of this one is not kept of it."""
         other = object.__new__(type(self))
-        other.__dict__.update(self.__dict__)
+        other.__dict__.update(self.__dict__ | changes)
         other.__dict__.pop("_kept", None)
         return other
 
@@ -227,10 +238,6 @@ class Operator(ABC):
         """M as :meth:`to_dense` gives it, for reading only: kept where it is small."""
         is_small = self.num_heads * self.num_queries * self.num_keys <= MAX_KEPT_ENTRIES
         return self._once("dense", self.to_dense) if is_small else self.to_dense()
-
-    def _watch(self, tensors: list[Tensor]) -> None:
-        """Remember in which state the parameters were."""
-        self._watched = tuple((tensor, tensor._version) for tensor in tensors if not tensor.is_inference())
 
     def _check_unchanged(self) -> None:
         """A RuntimeError if a parameter was changed since the operator was made."""

@@ -11,8 +11,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from topomask.masks.frozen import Seen, is_frozen, is_unchanged
-
 Weight = float | Tensor
 
 
@@ -21,22 +19,6 @@ class Term(NamedTuple):
 
     number: float
     factors: tuple[tuple[str, int | None], ...]  # name and row
-
-
-class WeightValues:
-    """The weights of the parts as they are now.
-
-    Args:
-        values: The weight of every part.
-        tensors: The tensors that they are made of.
-        is_kept: Whether these are at rest.
-    """
-
-    def __init__(self, values: list[Weight], tensors: list[Tensor], is_kept: bool) -> None:
-        self.values, self.is_kept = values, is_kept
-        self.state = [Seen.now(tensor) for tensor in tensors] if is_kept else []
-        compiling = torch.compiler.is_compiling()
-        self.watched = () if compiling else tuple((x, x._version) for x in tensors if not x.is_inference())
 
 
 class PartWeights(nn.Module):
@@ -123,22 +105,6 @@ class PartWeights(nn.Module):
                 own = tuple((self._register(getattr(weights, name)), row) for name, row in term.factors)
                 terms.append(Term(outer.number * term.number, outer.factors + own))
         self.terms = tuple(terms)
-
-    def now(self) -> WeightValues:
-        """The weights as they are; the same object as the last time where they are at rest."""
-        tensors = self.tensors()
-        if torch.compiler.is_compiling() or not is_frozen(tensors):
-            return WeightValues(self(), tensors, is_kept=False)
-        last: WeightValues | None = self.__dict__.get("_last")
-        if last is None or not is_unchanged(last.state, tensors):
-            with torch.inference_mode(False), torch.no_grad():
-                last = WeightValues(self(), tensors, is_kept=True)
-            self.__dict__["_last"] = last
-        return last
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Without the weights of the last time."""
-        return {name: value for name, value in self.__dict__.items() if name != "_last"}
 
     def tensors(self) -> list[Tensor]:
         """All tensors that the weights are made of."""

@@ -157,9 +157,7 @@ class PowerSeriesOperator(BlockOperator):
         return self if self._is_positive() else self._once("magnitude", self._magnitude)
 
     def _magnitude(self) -> PowerSeriesOperator:
-        other = self._copy()
-        other._alpha, other._adjacency, other._absolute = self._alpha.abs(), self._adjacency.abs(), True
-        return other
+        return self._copy(_alpha=self._alpha.abs(), _adjacency=self._adjacency.abs(), _absolute=True)
 
     def _is_positive(self) -> bool:
         """Whether nothing is negative, so that the operator, with its gradient, is its own magnitude."""

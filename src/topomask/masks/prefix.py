@@ -10,12 +10,12 @@ from torch.nn import functional as F
 
 from topomask.graph import Graph
 from topomask.graph.input import check_integer
-from topomask.masks.composition import check_masks, keep_beside, sample_walks
+from topomask.masks.composition import check_masks, keep_joined, sample_walks
 from topomask.masks.cost import Cost
 from topomask.masks.entries import Entries, PairSums, attend_entries
 from topomask.masks.graph_sums import spread_per_graph, sum_per_graph
 from topomask.masks.mask import Mask
-from topomask.masks.operator import Operator
+from topomask.masks.operator import Operator, once
 from topomask.ops import segments
 from topomask.ops.derived import derivation
 from topomask.ops.quotient import divide
@@ -65,7 +65,7 @@ class PrefixMask(Mask):
     def on(self, graph: Graph | None = None, walks: Any = None) -> Operator:
         """The prefix in front of the mask on a graph."""
         inner = self.mask.on(graph, walks)
-        return keep_beside(inner, ("prefix", self.num_prefix), (), lambda: PrefixOperator(inner, self.num_prefix))
+        return keep_joined(self, [inner], lambda: PrefixOperator(inner, self.num_prefix))
 
 
 class PrefixOperator(Operator):
@@ -129,11 +129,9 @@ class PrefixOperator(Operator):
             return self
         return self._once("magnitude", lambda: PrefixOperator(inner, self._num_prefix))
 
+    @once
     def entries(self) -> Entries:
         """The entries of the mask, and ones between a prefix token and every token of its graph."""
-        return self._once("entries", self._entries)
-
-    def _entries(self) -> Entries:
         inner, values, magnitudes = self._inner.entries()
         heads = self.num_heads // len(values)
         groups = [] if self.key_groups is None else [self.key_groups]

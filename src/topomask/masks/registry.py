@@ -1,4 +1,7 @@
-"""Masks by name: what each is, and where it lives. A mask is imported when it is asked for."""
+"""Masks by name: what each is, and where it lives. A mask is imported when it is asked for.
+
+A new mask has a file of its own, and an entry and an import here, where ``topomask`` takes its name from.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,28 @@ import inspect
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    # What type checkers know as topomask.WalkMask, and so on.
+    from topomask.masks.all_pairs import AllPairsMask as AllPairsMask
+    from topomask.masks.degree import DegreeMask as DegreeMask
+    from topomask.masks.dense import DenseMask as DenseMask
+    from topomask.masks.diffusion import DiffusionMask as DiffusionMask
+    from topomask.masks.forest import ForestMask as ForestMask
+    from topomask.masks.hypercube import HypercubeMask as HypercubeMask
+    from topomask.masks.kronecker import KroneckerMask as KroneckerMask
+    from topomask.masks.learned_features import LearnedFeatureMask as LearnedFeatureMask
+    from topomask.masks.low_rank import LowRankMask as LowRankMask
+    from topomask.masks.neighbor import NeighborMask as NeighborMask
+    from topomask.masks.power_series import PowerSeriesMask as PowerSeriesMask
+    from topomask.masks.prefix import PrefixMask as PrefixMask
+    from topomask.masks.shortest_path import ShortestPathMask as ShortestPathMask
+    from topomask.masks.stochastic_position import StochasticPositionMask as StochasticPositionMask
+    from topomask.masks.sum import SumMask as SumMask
+    from topomask.masks.toeplitz import ToeplitzMask as ToeplitzMask
+    from topomask.masks.visit import VisitMask as VisitMask
+    from topomask.masks.walk import WalkMask as WalkMask
 
 # What the first argument of a mask is; the first four can be read off a graph.
 Place = Literal["graph", "num_nodes", "shape", "dim", "matrix", "masks"]
@@ -140,6 +164,9 @@ MASKS: dict[str, MaskEntry] = {
     ),
     "prefix": MaskEntry("prefix:PrefixMask", "tokens that see and are seen by all", "that of the part", "masks"),
 }
+
+# Their classes.
+CLASS_NAMES = sorted({entry.class_name for entry in MASKS.values()})
 
 # Those that a graph is enough for.
 ON_GRAPHS = {name: entry for name, entry in MASKS.items() if entry.place not in ("matrix", "masks")}

@@ -48,9 +48,7 @@ class SparseOperator(Operator):
         pattern, values, magnitudes = self._entries
         if magnitudes is values:
             return self
-        other = self._once("magnitude", self._copy)
-        other._entries = Entries(pattern, magnitudes, magnitudes)
-        return other
+        return self._once("magnitude", lambda: self._copy(_entries=Entries(pattern, magnitudes, magnitudes)))
 
     def entries(self) -> Entries:
         """Those that it was given."""

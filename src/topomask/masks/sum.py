@@ -14,13 +14,13 @@ from topomask.masks.composition import (
     check_same_tokens,
     common_heads,
     common_normalizer,
-    keep_beside,
+    keep_joined,
     sample_walks,
 )
 from topomask.masks.cost import Cost
 from topomask.masks.entries import Entries
 from topomask.masks.mask import Mask
-from topomask.masks.operator import Operator
+from topomask.masks.operator import Operator, once
 from topomask.masks.part_weights import PartWeights, Weight
 from topomask.masks.union import join, unite
 from topomask.ops.pair_attention import TileWork
@@ -114,12 +114,11 @@ class SumMask(Mask):
             )
         operators = [part.on(graph if part.takes_graph else None, own) for part, own in zip(parts, given, strict=True)]
         check_same_tokens(operators, "masks")
-        weights = self.weights.now()
-        return keep_beside(
-            operators[0],
-            "sum",
-            (*operators[1:], weights),
-            lambda: SumOperator(operators, weights.values, self.num_heads, self.default_normalizer),
+        return keep_joined(
+            self,
+            operators,
+            lambda: SumOperator(operators, self.weights(), self.num_heads, self.default_normalizer),
+            self.weights.tensors(),
         )
 
 
@@ -186,12 +185,8 @@ class SumOperator(Operator):
         parts = [part.magnitude() for part in self._parts]
         if self._is_positive() and all(a is b for a, b in zip(parts, self._parts, strict=True)):
             return self
-        return self._once("magnitude", lambda: self._magnitude(parts))
-
-    def _magnitude(self, parts: list[Operator]) -> SumOperator:
-        other = self._copy()
-        other._parts, other._weights = parts, [_absolute(weight) for weight in self._weights]
-        return other
+        weights = [_absolute(weight) for weight in self._weights]
+        return self._once("magnitude", lambda: self._copy(_parts=parts, _weights=weights))
 
     def _is_positive(self) -> bool:
         """Whether the weights, with their gradients, are their own absolute values."""
@@ -203,11 +198,9 @@ class SumOperator(Operator):
                 return False
         return True
 
+    @once
     def entries(self) -> Entries:
         """The weighted sums of the parts' entries, on the union of their patterns."""
-        return self._once("entries", self._entries)
-
-    def _entries(self) -> Entries:
         parts = [part.entries() for part in self._parts]
         heads = [part.num_heads for part in self._parts]
         union = unite([part.pattern for part in parts], heads, self.num_heads, self.num_queries, self.num_keys)

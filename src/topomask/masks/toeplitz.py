@@ -258,9 +258,7 @@ class ToeplitzOperator(Operator):
         return self if self._positive else self._once("magnitude", self._absolute)
 
     def _absolute(self) -> ToeplitzOperator:
-        other = self._copy()
-        other._values, other._positive = self._values.abs(), True
-        return other
+        return self._copy(_values=self._values.abs(), _positive=True)
 
     def cost(self) -> Cost:
         """Transforms of the padded grid, P log2 P per head, also for the spectrum; dense entries are read off."""

@@ -15,7 +15,7 @@ from topomask.graph.records import find_record
 from topomask.masks.cost import Cost
 from topomask.masks.entries import Entries, PairSums, attend_entries
 from topomask.masks.mask import Mask
-from topomask.masks.operator import Operator
+from topomask.masks.operator import Operator, once
 from topomask.ops.feature_attention import FeatureValues, PackedWeights, feature_attention, fits
 from topomask.ops.pair_attention import TileWork
 from topomask.ops.pair_values import pair_values
@@ -295,8 +295,7 @@ class WalkOperator(Operator):
         return self if self._is_positive() else self._once("magnitude", self._magnitude)
 
     def _magnitude(self) -> WalkOperator:
-        other = self._copy()
-        other._absolute = True
+        other = self._copy(_absolute=True)
         other._evaluated = None if self._evaluated is None else other._evaluate()
         return other
 
@@ -340,11 +339,9 @@ class WalkOperator(Operator):
         # A sparse matrix times a dense one: O(N^2), where a dense product would take O(N^3).
         return multiply(record.query.pattern, query, keys.mT, self.num_heads)
 
+    @once
     def entries(self) -> Entries:
         """The values of M_hat where walks meet."""
-        return self._once("entries", self._entries)
-
-    def _entries(self) -> Entries:
         values, magnitude = self._pair_values(), self.magnitude()
         return Entries(self._record.pairs(), values, values if magnitude is self else magnitude._pair_values())
 
@@ -393,15 +390,10 @@ class WalkOperator(Operator):
             with torch.inference_mode(False), torch.no_grad():
                 return self.select(query_nodes, key_nodes)
         record = self._record
-        if torch.compiler.is_compiling():
-            # How many entries rows have, the compiler cannot know.
-            return super().select(query_nodes, key_nodes)
         if record.key is None and key_nodes is not None:
             rows = self if query_nodes is None else self.select(query_nodes, None)
             return Operator.select(rows, None, key_nodes)
-        other = self._copy()
-        other._is_kept = False
-        other._record = record.rows(query_nodes, key_nodes)
+        other = self._copy(_is_kept=False, _record=record.rows(query_nodes, key_nodes))
         other._evaluated = other._evaluate()
         other.num_queries = other._record.query.num_rows
         if other._record.key is not None:

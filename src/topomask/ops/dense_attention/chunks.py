@@ -14,6 +14,8 @@ from torch import Tensor
 
 # Scores of a chunk on the CPU; elsewhere there is one chunk.
 _SCORES_PER_CHUNK = 1 << 20
+# A product with fewer columns takes three to four times as long as its transpose, which has fewer rows.
+_MIN_COLUMNS = 16
 
 
 class Attention(NamedTuple):
@@ -99,7 +101,11 @@ def _chunks(q: Tensor, k: Tensor, buffers: int) -> Iterator[tuple[slice, Tensor,
 
 def _product(first: Tensor, second: Tensor, out: Tensor) -> None:
     """Products of matrices, into contiguous memory."""
-    torch.bmm(first.flatten(0, 1), second.flatten(0, 1), out=out.view(first.shape[:2].numel(), *out.shape[2:]))
+    first, second, out = first.flatten(0, 1), second.flatten(0, 1), out.view(first.shape[:2].numel(), *out.shape[2:])
+    if out.shape[-1] < _MIN_COLUMNS and out.device.type == "cpu":
+        out.copy_((second.mT @ first.mT).mT)
+    else:
+        torch.bmm(first, second, out=out)
 
 
 def _accumulate(total: Tensor, first: Tensor, second: Tensor) -> None:
