@@ -6,7 +6,7 @@ Names are imported when they are first used, so that ``topomask --help`` need no
 from typing import TYPE_CHECKING
 
 from topomask.masks.registry import CLASS_NAMES
-from topomask.support.lazy_names import lazy_names
+from topomask.support.imports import lazy_names
 
 if TYPE_CHECKING:
     from topomask import data, models, nn, testing, train

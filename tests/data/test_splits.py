@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from topomask.data import stratified_split
-from topomask.data.splits import check_split, choose, first
+from topomask.data.splits import check_split, choose, derived_seed, first, seeded_generator
 
 LABELS = torch.tensor([0] * 50 + [1] * 30 + [2] * 3)[torch.randperm(83, generator=torch.Generator().manual_seed(0))]
 
@@ -64,3 +64,19 @@ def test_limits_keep_the_first():
 def test_unknown_splits_are_refused():
     with pytest.raises(ValueError, match="`split` of pets must be one of train, test, but is 'training'"):
         check_split("training", ("train", "test"), "pets")
+
+
+def test_seeds_are_fixed_for_ever():
+    """Runs on other machines and in later versions repeat the same draws."""
+    assert derived_seed("order", 0, 0) == 8105155533265743171
+
+
+def test_words_purposes_and_lengths_are_told_apart():
+    seeds = {derived_seed(purpose, *words) for purpose in ("a", "b") for words in ((), (0,), (0, 0), (0, 1), (1, 0))}
+    assert len(seeds) == 10
+    assert derived_seed("a", torch.tensor(3)) == derived_seed("a", 3)
+
+
+def test_generators_repeat():
+    first, second = (torch.rand(5, generator=seeded_generator("x", 1)) for _ in range(2))
+    assert torch.equal(first, second)

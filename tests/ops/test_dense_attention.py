@@ -1,7 +1,8 @@
 import pytest
 import torch
 
-from topomask.ops.dense_attention import Attention, _dense_attention, chunks, dense_attention
+from topomask.ops import dense_attention as module
+from topomask.ops.dense_attention import Attention, _dense_attention, dense_attention
 
 
 def inputs(weight_heads: int = 2, batch: int = 5) -> tuple[torch.Tensor, ...]:
@@ -26,7 +27,7 @@ def formula(q, k, v, weights, magnitudes, normalize):
 @pytest.mark.parametrize("scores_per_chunk", [1, 2 * 48, 1 << 20])
 def test_equals_the_formula_with_gradients(monkeypatch, weight_heads, own_magnitudes, normalize, scores_per_chunk):
     """One input at a time, two, with a remainder, and all at once."""
-    monkeypatch.setattr(chunks, "_SCORES_PER_CHUNK", scores_per_chunk)
+    monkeypatch.setattr(module, "_SCORES_PER_CHUNK", scores_per_chunk)
     leaves = inputs(weight_heads)
     used = leaves if own_magnitudes and normalize else leaves[:4]
     magnitudes = leaves[4] if own_magnitudes else None

@@ -11,7 +11,7 @@ import topomask as tm
 from helpers.graphs import ragged_graph, star_graph
 from helpers.mask_cases import CASES
 from helpers.mask_cases.walks import walk_mask
-from topomask.ops.pair_attention import Attention, _pair_attention, numba, pair_attention, reference
+from topomask.ops.pair_attention import Attention, _pair_attention, count_tiles, numba, pair_attention, reference
 from topomask.ops.tiles import layout
 
 PATTERNS = {
@@ -242,3 +242,13 @@ def test_half_precision_is_summed_in_float32():
         found = pair_attention(attention.pattern, *(x.to(torch.bfloat16) for x in inputs))
     assert found.dtype == torch.float32
     torch.testing.assert_close(found, expected, rtol=0.1, atol=0.1)
+
+
+def test_tiles_of_a_dense_pattern_are_counted(monkeypatch):
+    """Of two tiles of 16 and 1 queries: a key that two of them see, and two keys that one sees."""
+    pairs = torch.zeros(1, 17, 4, dtype=torch.bool)
+    pairs[0, [3, 8], 0] = pairs[0, 5, 1] = pairs[0, 16, 0] = True
+    assert count_tiles(pairs) == (1, 2)
+    assert count_tiles(pairs[:, :0]) == (0, 0)
+    monkeypatch.setenv("TOPOMASK_BACKEND", "reference")
+    assert count_tiles(pairs) is None

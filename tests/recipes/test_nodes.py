@@ -9,7 +9,7 @@ from helpers.graph_files import write_nodes
 from topomask.recipes.nodes import NodeData, nodes, nodes_baseline
 from topomask.recipes.registry import load_run
 from topomask.support.config import apply_overrides
-from topomask.train.journal import read_metrics
+from topomask.train.reports import read_metrics
 
 SMALL = ["model.depth=1", "model.dim=8", "model.num_heads=2", "train.epochs=30", "train.progress=false"]
 

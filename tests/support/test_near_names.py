@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 import topomask
-from topomask.support.near_names import check_options, did_you_mean, nearest
+from topomask.support.near_names import check_options, did_you_mean, look_up, nearest
 
 
 def test_the_nearest_name_is_found_where_one_is_near():
@@ -30,3 +30,14 @@ def test_options_that_there_are_not_are_refused():
 def test_names_are_compared_in_one_place():
     package = Path(topomask.__file__).parent
     assert [path.name for path in package.rglob("*.py") if "difflib" in path.read_text()] == ["near_names.py"]
+
+
+def test_what_is_there_is_found():
+    assert look_up({"walk": 1, "visit": 2}, "mask", "visit") == 2
+
+
+def test_what_is_not_there_gets_the_nearest_or_the_list():
+    with pytest.raises(ValueError, match=r"^There is no mask 'walks'. Did you mean walk\? There are: walk, visit.$"):
+        look_up({"walk": 1, "visit": 2}, "mask", "walks")
+    with pytest.raises(ValueError, match=r"^There is no mask 'xyz'. There are: walk, visit.$"):
+        look_up({"walk": 1, "visit": 2}, "mask", "xyz")

@@ -8,8 +8,7 @@ from torch import nn
 
 from helpers import training
 from topomask.train import plot_metric, plot_modulations, plot_run, read_metrics
-from topomask.train.journal import Journal
-from topomask.train.progress import Progress, _clock
+from topomask.train.reports import Journal, Progress, _clock
 
 SHORT = replace(training.CONFIG, epochs=None, steps=6, progress=True)
 

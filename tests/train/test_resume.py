@@ -19,9 +19,9 @@ from topomask.train import (
     Classification,
     FolderInUse,
     build_optimizer,
-    folder_lock,
     read_checkpoint,
     read_metrics,
+    run_folder,
     save_checkpoint,
 )
 from topomask.train.checkpoint import restore_checkpoint
@@ -212,7 +212,7 @@ def held(tmp_path):
         other.kill()
 
 
-@pytest.mark.skipif(folder_lock.fcntl is None, reason="there are no locks here")
+@pytest.mark.skipif(run_folder.fcntl is None, reason="there are no locks here")
 @pytest.mark.parametrize("resume", [False, True])
 def test_a_folder_is_for_one_process_at_a_time(held, resume):
     folder, other = held
@@ -231,7 +231,7 @@ def test_a_folder_is_for_one_process_at_a_time(held, resume):
     assert not any(path.exists() for path in unfinished)
 
 
-@pytest.mark.skipif(folder_lock.fcntl is None, reason="there are no locks here")
+@pytest.mark.skipif(run_folder.fcntl is None, reason="there are no locks here")
 def test_a_run_does_not_start_in_the_folder_of_one_that_goes_on(tmp_path):
     class Intrudes(Classification):
         def loss(self, model, batch):
@@ -248,7 +248,7 @@ def test_without_locks_runs_go_on(missing, tmp_path, monkeypatch):
         raise OSError("no locks on this file system")
 
     fcntl = None if missing == "fcntl" else types.SimpleNamespace(flock=refuse, LOCK_EX=1, LOCK_NB=2, LOCK_UN=4)
-    monkeypatch.setattr(folder_lock, "fcntl", fcntl)
+    monkeypatch.setattr(run_folder, "fcntl", fcntl)
     training.run(tmp_path, replace(training.CONFIG, epochs=None, steps=1))
 
 

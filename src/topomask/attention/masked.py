@@ -14,7 +14,6 @@ from topomask.graph.input import check_nodes
 from topomask.masks.entries import PairSums
 from topomask.masks.mask import Mask
 from topomask.masks.operator import Operator
-from topomask.ops.pair_attention import reference as pairs
 from topomask.ops.sparse_heads import join_heads
 
 
@@ -88,6 +87,8 @@ def _drop_pairs(
     operator: Operator, q: Tensor, k: Tensor, v: Tensor, is_key: Tensor | None, sums: PairSums, dropout_p: float
 ) -> Tensor:
     """With dropout the weights of all pairs are formed, for one input after the other."""
+    from topomask.ops.pair_attention import reference as pairs
+
     pattern, values, magnitudes = operator.entries()
     values, magnitudes = values.to(v.dtype), (magnitudes if sums.magnitudes else values).to(v.dtype)
     (queries, keys, rows), is_key = join_heads((q, k, v), is_key, operator.num_heads, len(pattern.row_ptr) - 1)

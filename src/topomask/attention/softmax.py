@@ -14,7 +14,7 @@ from topomask.attention.plan import Strategy
 from topomask.masks.entries import PairSums
 from topomask.masks.mask import Mask
 from topomask.masks.operator import Normalizer, Operator
-from topomask.ops.pair_attention import reference as pairs
+from topomask.ops.pair_attention import MAX_EXPONENT
 from topomask.ops.quotient import divide
 
 
@@ -98,7 +98,7 @@ def _dense(inputs: Tokens, operator: Operator, normalizer: str, dropout_p: float
     unit = torch.where(largest > 0, 1.0 / largest, 1.0)
     values, magnitudes = (values * unit).to(scores.dtype), (magnitudes * unit).to(scores.dtype)
     shift = (scores.detach() + magnitudes.detach().log()).amax(dim=-1, keepdim=True)
-    powers = (scores - finite(shift)).clamp(max=pairs.MAX_EXPONENT).exp()
+    powers = (scores - finite(shift)).clamp(max=MAX_EXPONENT).exp()
     numerator = drop(powers * values, dropout_p) @ inputs.v
     weights = magnitudes if normalizer == "absolute" else values
     return divide(numerator, (powers * weights).sum(dim=-1, keepdim=True))

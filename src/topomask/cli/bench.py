@@ -6,8 +6,8 @@ import argparse
 import os
 from pathlib import Path
 
+from topomask.cli import plain_failures
 from topomask.cli.checkout import import_from_checkout
-from topomask.cli.failures import plain_failures
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from topomask.cli import plain_failures
 from topomask.cli.checkout import import_from_checkout
-from topomask.cli.failures import plain_failures
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterable
 
+from topomask.cli import plain_failures
 from topomask.cli.checkout import find_checkout, import_from_checkout
-from topomask.cli.failures import plain_failures
 
 KINDS = ("recipes", "attention", "data", "masks", "graphs", "studies")
 

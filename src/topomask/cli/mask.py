@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from topomask.cli.failures import plain_failures
+from topomask.cli import plain_failures
 from topomask.masks.registry import ON_GRAPHS
 from topomask.recipes.named_masks import parse_settings
 

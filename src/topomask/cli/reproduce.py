@@ -7,8 +7,8 @@ import os
 from functools import partial
 from pathlib import Path
 
+from topomask.cli import plain_failures
 from topomask.cli.checkout import import_from_checkout
-from topomask.cli.failures import plain_failures
 
 _RESULTS, _RUNS = Path("results"), Path("runs")
 # Fields that do not change the numbers.

@@ -6,7 +6,7 @@ import argparse
 from functools import partial
 from pathlib import Path
 
-from topomask.cli.failures import plain_failures
+from topomask.cli import plain_failures
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,8 +25,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 @partial(plain_failures, go_on="What was saved is whole; the same command goes on with --resume.")
 def run(options: argparse.Namespace) -> None:
     """Train, and draw what happened."""
+    from topomask.recipes.experiment import train_recipe
     from topomask.recipes.registry import recipe
-    from topomask.recipes.training import train_recipe
     from topomask.support.config import apply_overrides, field_table
 
     experiment = apply_overrides(recipe(options.recipe), options.overrides)

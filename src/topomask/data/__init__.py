@@ -13,7 +13,7 @@ import sys
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from topomask.support.lazy_names import lazy_names
+from topomask.support.imports import lazy_names
 
 if TYPE_CHECKING:
     from topomask.data.archives import UnsafeArchiveError, extract
@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from topomask.data.folds import Fold, fair_splits, stratified_folds
     from topomask.data.graph_set import GraphBatch, GraphBatches, GraphSet
     from topomask.data.image_folder import ImageFolder
-    from topomask.data.in_memory import InMemorySet, to_memory
-    from topomask.data.labelled_set import LabelledSet
+    from topomask.data.labelled_set import InMemorySet, LabelledSet, to_memory
     from topomask.data.mass_spring import Material
     from topomask.data.motifs import MOTIFS, motifs
     from topomask.data.moving_digits import MovingDigits
@@ -89,8 +88,7 @@ __getattr__, __dir__ = lazy_names(
         "folds": ("Fold", "fair_splits", "stratified_folds"),
         "graph_set": ("GraphBatch", "GraphBatches", "GraphSet"),
         "image_folder": ("ImageFolder",),
-        "in_memory": ("InMemorySet", "to_memory"),
-        "labelled_set": ("LabelledSet",),
+        "labelled_set": ("InMemorySet", "LabelledSet", "to_memory"),
         "mass_spring": ("Material",),
         "motifs": ("MOTIFS", "motifs"),
         "moving_digits": ("MovingDigits",),

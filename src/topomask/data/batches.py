@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from topomask.data.seeds import seeded_generator
+from topomask.data.splits import seeded_generator
 
 
 class Transform(Protocol):

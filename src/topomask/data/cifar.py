@@ -13,7 +13,7 @@ import torch
 
 from topomask.data.archives import extract
 from topomask.data.download import RemoteFile, fetch
-from topomask.data.in_memory import InMemorySet
+from topomask.data.labelled_set import InMemorySet
 from topomask.data.root import data_root, missing
 from topomask.data.splits import check_split, choose
 

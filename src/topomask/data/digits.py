@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from topomask.data.in_memory import InMemorySet
+from topomask.data.labelled_set import InMemorySet
 from topomask.data.splits import check_split, first, stratified_split
-from topomask.support.extras import need
+from topomask.support.imports import need
 
 
 def digits(

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from topomask.data.root import data_root, missing
-from topomask.data.seeds import seeded_generator
+from topomask.data.splits import seeded_generator
 from topomask.data.tu import TU_SETS
 
 _LAYOUT = '[{"train": [...], "validation": [...], "test": [...]}, ...], with numbers of graphs from 0'

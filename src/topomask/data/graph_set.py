@@ -12,7 +12,7 @@ from torch.utils.data import Dataset
 
 from topomask.data.checks import check_finite, check_labels, class_numbers
 from topomask.data.degrees import DegreeInput, degree_features
-from topomask.data.seeds import seeded_generator
+from topomask.data.splits import seeded_generator
 from topomask.graph import Graph
 
 

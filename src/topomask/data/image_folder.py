@@ -8,8 +8,7 @@ from typing import final
 from torch import Tensor
 
 from topomask.data.class_folders import ClassFolders
-from topomask.data.in_memory import InMemorySet, to_memory
-from topomask.data.labelled_set import LabelledSet
+from topomask.data.labelled_set import InMemorySet, LabelledSet, to_memory
 from topomask.data.pictures import decode_image
 from topomask.data.root import find_path
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from topomask.data.download import RemoteFile, fetch
 from topomask.data.idx import read_idx
-from topomask.data.in_memory import InMemorySet
+from topomask.data.labelled_set import InMemorySet
 from topomask.data.root import data_root, missing
 from topomask.data.splits import check_split, choose
 

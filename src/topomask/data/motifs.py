@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from topomask.data.graph_set import GraphSet
-from topomask.data.seeds import derived_seed
-from topomask.data.splits import check_split
+from topomask.data.splits import check_split, derived_seed
 from topomask.graph import Graph
 
 Array = npt.NDArray[np.int64]

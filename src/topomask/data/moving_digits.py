@@ -10,10 +10,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from topomask.data.digits import digits
-from topomask.data.in_memory import InMemorySet, to_memory
-from topomask.data.labelled_set import LabelledSet
-from topomask.data.seeds import seeded_generator
-from topomask.data.splits import check_split
+from topomask.data.labelled_set import InMemorySet, LabelledSet, to_memory
+from topomask.data.splits import check_split, seeded_generator
 
 _SPLITS = ("train", "val", "test")
 _HALF = math.sqrt(0.5)

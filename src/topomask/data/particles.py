@@ -12,8 +12,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from topomask.data.mass_spring import Array, MassSpring, Material
-from topomask.data.seeds import derived_seed
-from topomask.data.splits import check_split
+from topomask.data.splits import check_split, derived_seed
 
 _SPLITS = ("train", "val", "test")
 _DEFAULT_TRAJECTORIES = {"train": 32, "val": 4, "test": 8}

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from topomask.support.extras import need
+from topomask.support.imports import need
 
 _MAX_PIXELS = 1 << 26
 Size = int | tuple[int, int]

@@ -8,7 +8,7 @@ from pathlib import Path
 from topomask.data.archives import damage_named
 from topomask.data.download import RemoteFile, fetch
 from topomask.data.image_folder import ImageFolder
-from topomask.data.in_memory import InMemorySet, to_memory
+from topomask.data.labelled_set import InMemorySet, to_memory
 from topomask.data.root import data_root, missing
 from topomask.support.files import remove_leftovers, write_atomically
 

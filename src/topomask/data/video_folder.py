@@ -8,11 +8,10 @@ from typing import final
 from torch import Tensor
 
 from topomask.data.class_folders import ClassFolders
-from topomask.data.in_memory import InMemorySet, to_memory
-from topomask.data.labelled_set import LabelledSet
+from topomask.data.labelled_set import InMemorySet, LabelledSet, to_memory
 from topomask.data.pictures import read_video
 from topomask.data.root import find_path
-from topomask.support.extras import need
+from topomask.support.imports import need
 
 _SUFFIXES = frozenset({".mp4", ".m4v", ".mov", ".avi", ".mkv", ".webm", ".mpg", ".mpeg"})
 

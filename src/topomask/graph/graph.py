@@ -14,10 +14,9 @@ import torch
 from torch import Tensor
 
 from topomask.graph.input import Array, check_nodes, edge_array, node_count, starts_in_pyg, weight_array
-from topomask.graph.records import Records, find_record
-from topomask.graph.tensors import GROUPS, MATRICES, SparseMatrix
+from topomask.graph.records import GROUPS, MATRICES, Records, SparseMatrix, find_record
 from topomask.ops import segments
-from topomask.ops.sample_walks.reference import GraphTensors
+from topomask.ops.sample_walks import GraphTensors
 
 # Weights of the two directions of an edge may differ by this part: what is left of float32 after a few operations.
 _ROUNDING = 1e-6

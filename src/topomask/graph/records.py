@@ -1,4 +1,4 @@
-"""What is computed of a graph once: records, which live in the graph and go with it."""
+"""What is computed of a graph once: records, which live in the graph and go with it; its matrix is one of them."""
 
 from __future__ import annotations
 
@@ -12,8 +12,11 @@ from weakref import WeakKeyDictionary, WeakValueDictionary, ref
 import torch
 from torch import Tensor
 
+from topomask.ops.sparse_heads import multiply
+from topomask.ops.sparse_product import Pattern, make_pattern, suggest_order
+
 if TYPE_CHECKING:
-    from topomask.graph.graph import Graph
+    from topomask.graph.graph import Graph, Normalization
 
 
 @dataclass(eq=False)
@@ -123,3 +126,50 @@ def _make(graph: Graph, recipe: Recipe, device: torch.device, dtype: torch.dtype
 
 
 _constant_record = torch.compiler.assume_constant_result(_make)
+
+
+@dataclass(eq=False)
+class SparseMatrix(Record):
+    """A sparse matrix on the nodes of a graph.
+
+    Attributes:
+        pattern: Where it has entries, [N, N].
+        values: Its entries, [P].
+    """
+
+    pattern: Pattern
+    values: Tensor
+
+    def multiply(self, x: Tensor, *, transpose: bool = False) -> Tensor:
+        """The matrix, or its transpose, times x [..., N, C]; differentiable, summed in at least float32."""
+        values = self.values.to(torch.promote_types(x.dtype, torch.float32))
+        return multiply(self.pattern, values[None], x, 1, transpose)
+
+
+@dataclass(frozen=True)
+class MatrixRecipe(Recipe):
+    """The weighted adjacency matrix W."""
+
+    by_precision = True
+    normalization: Normalization | None
+
+    def make(self, graph: Graph, device: torch.device, dtype: torch.dtype) -> SparseMatrix:
+        """W as torch has it."""
+        tensors = graph.tensors
+        pattern = make_pattern(tensors.row_ptr, tensors.columns, graph.num_nodes)
+        suggest_order(pattern.columns, graph, lambda graph: graph.node_groups)
+        values = torch.from_numpy(graph.adjacency(self.normalization).data).to(device, dtype)
+        return SparseMatrix(pattern.to(device), values)
+
+
+@dataclass(frozen=True)
+class GroupsRecipe(Recipe):
+    """Which graph of a batch every node belongs to, [N]."""
+
+    def make(self, graph: Graph, device: torch.device, dtype: torch.dtype) -> Tensor:  # noqa: ARG002
+        """The numbers of the graphs."""
+        return torch.tensor(graph.graph_index).to(device)
+
+
+GROUPS = GroupsRecipe().shared()
+MATRICES = {name: MatrixRecipe(name).shared() for name in (None, "sym", "row", "none")}

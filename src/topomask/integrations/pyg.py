@@ -11,9 +11,9 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from topomask.graph import Graph
 from topomask.masks.mask import Mask, check_serves_any_graph
 from topomask.masks.operator import Operator
+from topomask.nn.attention import MaskedAttention
 from topomask.nn.dropout import drop
-from topomask.nn.masked_attention import MaskedAttention
-from topomask.support.extras import need
+from topomask.support.imports import need
 
 _GPSConv: Any = need("torch_geometric.nn", "PyG", "pyg", "MaskedGPSConv").GPSConv
 _reset = need("torch_geometric.nn.inits", "PyG", "pyg", "MaskedGPSConv").reset

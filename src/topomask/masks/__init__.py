@@ -6,7 +6,7 @@ Names are imported when they are first used.
 from typing import TYPE_CHECKING
 
 from topomask.masks.registry import CLASS_NAMES, MASKS
-from topomask.support.lazy_names import lazy_names
+from topomask.support.imports import lazy_names
 
 if TYPE_CHECKING:
     from topomask.masks.decay import ExponentialDecay as ExponentialDecay

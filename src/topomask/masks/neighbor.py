@@ -14,9 +14,8 @@ from topomask.graph.records import Recipe, Record
 from topomask.masks.entries import Entries
 from topomask.masks.mask import GraphMask
 from topomask.masks.sparse import SparseOperator
-from topomask.ops.locality import suggest_order
 from topomask.ops.pair_attention import MIN_ENTRIES_PER_ROW, TileWork, estimate_tiles
-from topomask.ops.sparse_product import Pattern, make_pattern
+from topomask.ops.sparse_product import Pattern, make_pattern, suggest_order
 
 
 class NeighborMask(GraphMask):

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from topomask.graph import Graph, Normalization
-from topomask.graph.records import Recipe, Record
-from topomask.graph.tensors import SparseMatrix
+from topomask.graph.records import Recipe, Record, SparseMatrix
 from topomask.masks.cost import Cost
 from topomask.masks.graph_blocks import BlockOperator, BlocksRecipe, GraphBlocks, gather_blocks
 from topomask.masks.mask import GraphMask

@@ -5,7 +5,7 @@ Names are imported when they are first used, so that a model brings no other wit
 
 from typing import TYPE_CHECKING
 
-from topomask.support.lazy_names import lazy_names
+from topomask.support.imports import lazy_names
 
 if TYPE_CHECKING:
     from topomask.models.attention_variants import AttentionOptions, TokenGrid, make_attention

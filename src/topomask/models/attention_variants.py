@@ -40,7 +40,6 @@ from topomask.nn import Attention, MaskedAttention
 from topomask.nn.attention import Kind
 from topomask.support.near_names import check_options, did_you_mean
 from topomask.walks import Coupling
-from topomask.walks.series import convolve
 
 
 @dataclass(frozen=True)
@@ -202,6 +201,8 @@ def _make_mask(name: str, grid: TokenGrid, num_heads: int, settings: dict[str, A
     """A mask on the grid, behind the prefix."""
     entry = MASKS[name]
     if "coefficients" in entry.options():
+        from topomask.walks.series import convolve
+
         # Starts where the estimate by walks does.
         series = convolve(0.5 ** torch.arange(settings["max_length"] + 1))
         settings = {"coefficients": series.expand(num_heads, -1)}

@@ -18,7 +18,7 @@ from topomask.nn import MLP, GraphReadout, SparseRows
 from topomask.nn.dropout import Dropout, drop
 from topomask.nn.readout import Readout
 from topomask.nn.sparse_rows import apply_linear, drop_features
-from topomask.support.extras import need
+from topomask.support.imports import need
 
 Layer = Literal["gcn", "gat", "sgc", "gin"]
 # Edges as PyG has them, with weights where they are not all 1, and what GCN makes of them; they go when the graph goes.

@@ -14,9 +14,9 @@ from topomask.models.attention_variants import (
     checked_options,
     make_attention,
 )
-from topomask.models.shapes import check_shape
 from topomask.nn import MLP, PatchEmbedding, TransformerBlock
-from topomask.nn.projections import HeadProjections
+from topomask.nn.attention import HeadProjections
+from topomask.nn.patches import check_shape
 
 Pooling = Literal["cls", "mean"]
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from topomask.models.shapes import whole_numbers
 from topomask.models.vit import VisionTransformer
+from topomask.nn.patches import whole_numbers
 
 _POSITION = "encoder.position"
 

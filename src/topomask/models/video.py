@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from topomask.models.attention_variants import AttentionFactory, AttentionOptions, checked_options
 from topomask.models.encoder import GridEncoder, Pooling, init_linear
-from topomask.models.shapes import check_shape, grid_shape, pair, whole_numbers
 from topomask.nn import PatchEmbedding
+from topomask.nn.patches import check_shape, grid_shape, pair, whole_numbers
 
 
 class VideoTransformer(nn.Module):

@@ -5,16 +5,14 @@ Names are imported when they are first used.
 
 from typing import TYPE_CHECKING
 
-from topomask.support.lazy_names import lazy_names
+from topomask.support.imports import lazy_names
 
 if TYPE_CHECKING:
     from topomask.attention.feature_maps import Exp, ExponentialMap, SoftmaxFeatures
-    from topomask.nn.attention import Attention
-    from topomask.nn.block import TransformerBlock
+    from topomask.nn.attention import Attention, MaskedAttention
+    from topomask.nn.block import MLP, TransformerBlock
     from topomask.nn.graph_convolution import GraphConvolution
-    from topomask.nn.masked_attention import MaskedAttention
     from topomask.nn.message_passing import AnchorLists, MessagePassing
-    from topomask.nn.mlp import MLP
     from topomask.nn.patches import PatchEmbedding
     from topomask.nn.readout import GraphReadout
     from topomask.nn.sparse_rows import SparseRows
@@ -42,12 +40,10 @@ __all__ = [
 __getattr__, __dir__ = lazy_names(
     __name__,
     {
-        "attention": ("Attention",),
-        "block": ("TransformerBlock",),
+        "attention": ("Attention", "MaskedAttention"),
+        "block": ("MLP", "TransformerBlock"),
         "graph_convolution": ("GraphConvolution",),
-        "masked_attention": ("MaskedAttention",),
         "message_passing": ("AnchorLists", "MessagePassing"),
-        "mlp": ("MLP",),
         "patches": ("PatchEmbedding",),
         "readout": ("GraphReadout",),
         "sparse_rows": ("SparseRows",),

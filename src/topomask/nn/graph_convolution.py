@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from topomask.graph import Graph
-from topomask.graph.records import Recipe, find_record
-from topomask.graph.tensors import SparseMatrix
+from topomask.graph.records import Recipe, SparseMatrix, find_record
 from topomask.ops.sparse_product import make_pattern
 
 Aggregation = Literal["gcn", "sum"]

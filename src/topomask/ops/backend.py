@@ -49,19 +49,31 @@ def _has_numba() -> bool:
     return True
 
 
-def compiled(*tensors: Tensor) -> bool:
-    """Whether compiled kernels can take these tensors: all on the CPU, Numba installed and not switched off."""
+def compiled(*tensors: Tensor, dtype: torch.dtype | None = None) -> bool:
+    """Whether compiled kernels can take these tensors: all on the CPU, Numba installed and not switched off.
+
+    Args:
+        tensors: The tensors.
+        dtype: What they all must be. Default: anything.
+    """
     backend = os.environ.get("TOPOMASK_BACKEND", "auto")
     if backend not in ("auto", "reference"):
         raise ValueError(f"TOPOMASK_BACKEND must be 'auto' or 'reference', but is {backend!r}.")
     if backend == "reference":
         return False
-    return all(tensor.device.type == "cpu" for tensor in tensors) and _has_numba()
+    fit = all(tensor.device.type == "cpu" and dtype in (None, tensor.dtype) for tensor in tensors)
+    return fit and _has_numba()
 
 
-def implementation(reference: types.ModuleType, *tensors: Tensor) -> types.ModuleType:
-    """The compiled kernels that stand beside a reference where they can take these tensors, else the reference."""
-    return importlib.import_module(f"{reference.__package__}.numba") if compiled(*tensors) else reference
+def implementation(op: str, *tensors: Tensor, dtype: torch.dtype | None = None) -> types.ModuleType:
+    """The compiled kernels of an op where they can take these tensors, else its reference; imported now.
+
+    Args:
+        op: The package of the op, which passes its ``__name__``. It has the modules ``numba`` and ``reference``.
+        tensors: What the kernels are to take.
+        dtype: What the kernels take, where that is not everything.
+    """
+    return importlib.import_module(f"{op}.{'numba' if compiled(*tensors, dtype=dtype) else 'reference'}")
 
 
 def arrays(*tensors: Tensor) -> list[np.ndarray]:

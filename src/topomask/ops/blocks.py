@@ -7,8 +7,7 @@ from torch import Tensor
 
 from topomask.ops import segments
 from topomask.ops.derived import derivation
-from topomask.ops.locality import suggest_order
-from topomask.ops.sparse_product import Pattern, make_pattern
+from topomask.ops.sparse_product import Pattern, make_pattern, suggest_order
 
 
 def find_block_pattern(sizes: Tensor, num_rows: int, num_entries: int) -> Pattern:

@@ -1,4 +1,4 @@
-"""What is trained, on what, and how: all that the numbers of a run depend on."""
+"""What is trained, on what, and how: all that the numbers of a run depend on; and the training itself."""
 
 from __future__ import annotations
 
@@ -6,12 +6,24 @@ import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, get_args
 
 from torch import nn
 
-from topomask.train import Epochs, Result, Task, TrainConfig, evaluate, find_checkpoint, load_weights, run
+from topomask.train import (
+    Epochs,
+    Result,
+    Task,
+    TrainConfig,
+    evaluate,
+    find_checkpoint,
+    join_processes,
+    load_weights,
+    plot_run,
+    run,
+)
 from topomask.train.run_folder import has_checkpoint
 
 if TYPE_CHECKING:
@@ -162,3 +174,27 @@ def fill(model: Any, **found: Any) -> Any:
 
 def _pair(size: Any) -> Any:
     return (size, size) if isinstance(size, int) else size
+
+
+def train_recipe(experiment: Experiment, folder: Path, *, resume: bool = False, fallback: bool = False) -> Result:
+    """Train, and leave config, metrics, checkpoints and pictures in a folder.
+
+    Args:
+        experiment: What to train.
+        folder: Folder of the run.
+        resume: Go on with the run in the folder, if there is one.
+        fallback: Where the last checkpoint is damaged, take the one before it.
+    """
+    # Said before the training, not after it.
+    if find_spec("matplotlib") is None:
+        message = "The pictures of a run need matplotlib. Install it with: pip install 'topomask[plot]'"
+        raise ModuleNotFoundError(message, name="matplotlib")
+    result = experiment.run(folder, resume=resume, fallback=fallback)
+    if join_processes(experiment.train.device).is_first:
+        pictures = plot_run(folder, result.model)
+        found = ", ".join(f"{name} {value:.4g}" for name, value in result.metrics.items())
+        print(f"After {result.step} steps and {result.seconds:.0f} s, on the part that is held out: {found}.")
+        print(f"Pictures: {', '.join(map(str, pictures))}.")
+        asked = f"; topomask predict {folder} FILE" if experiment.predicts_files else ""
+        print(f"Next: topomask eval {folder}{asked}")
+    return result

@@ -25,8 +25,8 @@ from topomask.data.splits import check_split
 from topomask.data.tu import TU_VERSION, TUEntry
 from topomask.models import GraphNetworkConfig, GraphTransformerConfig
 from topomask.recipes.experiment import ValidatedExperiment
-from topomask.recipes.names import look_up
 from topomask.recipes.parts import digest_of
+from topomask.support.near_names import look_up
 from topomask.train import GraphClassification, OptimConfig, Task, TrainConfig
 
 

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from topomask.masks.registry import ON_GRAPHS
-from topomask.recipes.names import look_up
-from topomask.support.near_names import check_options
+from topomask.support.near_names import check_options, look_up
 
 if TYPE_CHECKING:
     from topomask.masks import Mask

@@ -12,8 +12,8 @@ from topomask.data import NODE_SETS, NodeBatch, NodeSet, data_root, node_set
 from topomask.data.node_sets import Metric, NodeEntry, Scaling
 from topomask.models import GraphNetworkConfig, GraphTransformerConfig
 from topomask.recipes.experiment import ValidatedExperiment
-from topomask.recipes.names import look_up
 from topomask.recipes.parts import digest_of
+from topomask.support.near_names import look_up
 from topomask.train import NodeClassification, OptimConfig, Task, TrainConfig
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from torch import nn
 
 from topomask.recipes.experiment import Experiment
-from topomask.recipes.names import look_up
 from topomask.support.config import from_dict
+from topomask.support.near_names import look_up
 from topomask.train import evaluate, find_checkpoint, join_processes, load_weights, read_checkpoint
 
 # The module and function of every recipe. Only those of the recipe that is asked for are imported.

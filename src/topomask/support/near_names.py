@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from typing import TypeVar
+
+_Named = TypeVar("_Named")
 
 
 def nearest(name: str, known: Iterable[str], cutoff: float = 0.4) -> str | None:
@@ -55,3 +58,22 @@ def check_options(what: str, given: Iterable[str], known: Iterable[str]) -> None
             hint = did_you_mean(option, known, quote="`{}`".format)
             takes = f"It takes: {', '.join(known)}." if known else "It takes none; leave it out."
             raise ValueError(f"{what} has no option `{option}`.{hint} {takes}")
+
+
+def look_up(known: Mapping[str, _Named], kind: str, name: str) -> _Named:
+    """What has this name; a ValueError with the nearest name where nothing has.
+
+    Args:
+        known: All there is, by name.
+        kind: What it is, for the message.
+        name: The name.
+
+    Example:
+        >>> look_up({"digits": 1, "mnist": 2}, "recipe", "digit")
+        Traceback (most recent call last):
+        ValueError: There is no recipe 'digit'. Did you mean digits? There are: digits, mnist.
+    """
+    if name not in known:
+        hint = did_you_mean(name, known, quote=str)
+        raise ValueError(f"There is no {kind} {name!r}.{hint} There are: {', '.join(known)}.")
+    return known[name]

@@ -5,25 +5,20 @@ Names are imported when they are first used, so that configs can be read without
 
 from typing import TYPE_CHECKING
 
-from topomask.support.lazy_names import lazy_names
+from topomask.support.imports import lazy_names
 
 if TYPE_CHECKING:
     from topomask.train.checkpoint import Checkpoint, CheckpointError, load_weights, read_checkpoint, save_checkpoint
     from topomask.train.config import OptimConfig, TrainConfig
-    from topomask.train.epochs import Epochs
-    from topomask.train.evaluation import evaluate
-    from topomask.train.faults import NonFiniteError
-    from topomask.train.folder_lock import FolderInUse
     from topomask.train.graph_tasks import GraphClassification, NodeClassification, roc_auc
-    from topomask.train.journal import read_metrics
     from topomask.train.loop import run
-    from topomask.train.optim import build_optimizer, learning_rate
     from topomask.train.plots import plot_metric, plot_modulations, plot_run
-    from topomask.train.processes import join_processes
-    from topomask.train.random_state import seed_everything
-    from topomask.train.run_folder import find_checkpoint
+    from topomask.train.processes import join_processes, seed_everything
+    from topomask.train.reports import read_metrics
+    from topomask.train.run_folder import FolderInUse, find_checkpoint
     from topomask.train.running import Result
-    from topomask.train.tasks import Classification, ParticleMotion, Regression, Task
+    from topomask.train.step import NonFiniteError, build_optimizer, learning_rate
+    from topomask.train.tasks import Classification, Epochs, ParticleMotion, Regression, Task, evaluate
 
 __all__ = [
     "Checkpoint",
@@ -62,19 +57,14 @@ __getattr__, __dir__ = lazy_names(
     {
         "checkpoint": ("Checkpoint", "CheckpointError", "load_weights", "read_checkpoint", "save_checkpoint"),
         "config": ("OptimConfig", "TrainConfig"),
-        "epochs": ("Epochs",),
-        "evaluation": ("evaluate",),
-        "faults": ("NonFiniteError",),
-        "folder_lock": ("FolderInUse",),
         "graph_tasks": ("GraphClassification", "NodeClassification", "roc_auc"),
-        "journal": ("read_metrics",),
         "loop": ("run",),
-        "optim": ("build_optimizer", "learning_rate"),
         "plots": ("plot_metric", "plot_modulations", "plot_run"),
-        "processes": ("join_processes",),
-        "random_state": ("seed_everything",),
-        "run_folder": ("find_checkpoint",),
+        "processes": ("join_processes", "seed_everything"),
+        "reports": ("read_metrics",),
+        "run_folder": ("FolderInUse", "find_checkpoint"),
         "running": ("Result",),
-        "tasks": ("Classification", "ParticleMotion", "Regression", "Task"),
+        "step": ("NonFiniteError", "build_optimizer", "learning_rate"),
+        "tasks": ("Classification", "Epochs", "ParticleMotion", "Regression", "Task", "evaluate"),
     },
 )

@@ -12,15 +12,11 @@ from torch import nn
 
 from topomask.support.config import to_dict
 from topomask.train.config import TrainConfig
-from topomask.train.epochs import Epochs, batches_of
-from topomask.train.faults import NonFiniteError
-from topomask.train.optim import build_optimizer, learning_rate
-from topomask.train.processes import check_precision, join_processes
-from topomask.train.random_state import seed_everything
+from topomask.train.processes import check_precision, join_processes, seed_everything
 from topomask.train.run_folder import RunFolder
 from topomask.train.running import Result, Run
-from topomask.train.step import Stepper
-from topomask.train.tasks import Task
+from topomask.train.step import NonFiniteError, Stepper, build_optimizer, learning_rate
+from topomask.train.tasks import Epochs, Task, batches_of
 
 
 def run(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from topomask.support.files import write_atomically
-from topomask.train.journal import read_metrics
+from topomask.train.reports import read_metrics
 from topomask.walks.modulation import Modulation
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""The folder of a run: its config, metrics and checkpoints."""
+"""The folder of a run: its config, metrics and checkpoints, and a lock, since one run at a time is in it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import platform
 import warnings
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import torch
@@ -19,7 +19,12 @@ from topomask.attention import costs
 from topomask.support.files import write_atomically
 from topomask.train.checkpoint import Checkpoint, CheckpointError, read_checkpoint, save_checkpoint
 from topomask.train.config import FREE_FIELDS
-from topomask.train.folder_lock import FolderLock
+
+try:
+    import fcntl
+except ModuleNotFoundError:  # pragma: no cover
+    # Not on Windows, where runs go on without a lock.
+    fcntl = None  # type: ignore[assignment]
 
 # Packages besides torch and NumPy that compute what a model is given or does; not all of them need be there.
 _PACKAGES = ("numba", "scipy", "scikit-learn", "torch-geometric")
@@ -189,3 +194,48 @@ def _flat(record: Any, prefix: str = "") -> dict[str, Any]:
     if not isinstance(record, dict):
         return {prefix[:-1]: record}
     return {name: value for key, part in record.items() for name, value in _flat(part, f"{prefix}{key}.").items()}
+
+
+class FolderInUse(RuntimeError):  # noqa: N818
+    """A folder in which another run is at work."""
+
+
+class FolderLock:
+    """A lock on the file ``lock`` of a folder, which the system takes back when the process ends, however it ends.
+
+    The file itself stays: were it removed, a third process could lock a new one while a second holds the old.
+
+    Args:
+        folder: The folder.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._file: IO[bytes] | None = None
+
+    def acquire(self) -> None:
+        """Take the lock; a :class:`FolderInUse` where another run has it."""
+        if fcntl is None or self._file is not None:
+            return
+        file = (self.folder / "lock").open("ab")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.close()
+            raise FolderInUse(
+                f"Another process is training in {self.folder}. Wait until it is done, stop it, or choose another "
+                "folder."
+            ) from None
+        except OSError:
+            # A file system without locks; runs go on as they do where there is no fcntl.
+            file.close()
+            return
+        self._file = file
+
+    def release(self) -> None:
+        """Give the lock back, if it was taken."""
+        if self._file is not None:
+            # Said aloud, since a fork of this process may have the file open still.
+            fcntl.flock(self._file, fcntl.LOCK_UN)
+            self._file.close()
+            self._file = None

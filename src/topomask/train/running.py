@@ -13,14 +13,11 @@ from torch import nn
 
 from topomask.train.checkpoint import Checkpoint, CheckpointError, read_checkpoint, restore_checkpoint
 from topomask.train.config import TrainConfig
-from topomask.train.epochs import Epochs
-from topomask.train.evaluation import evaluate
-from topomask.train.faults import NonFiniteError, faulty_weights
-from topomask.train.journal import Journal
-from topomask.train.progress import Progress
-from topomask.train.random_state import random_state, restore_random_state
+from topomask.train.processes import random_state, restore_random_state
+from topomask.train.reports import Journal, Progress
 from topomask.train.run_folder import RunFolder, versions
-from topomask.train.step import Stepper
+from topomask.train.step import NonFiniteError, Stepper, faulty_weights
+from topomask.train.tasks import Epochs, evaluate
 
 
 @dataclass(frozen=True)

@@ -1,15 +1,59 @@
-"""What a model is trained to do: the loss of a batch, and what is reported of it."""
+"""What a model is trained to do: the batches it is given, the loss and the metrics of each, and of a data set."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from itertools import islice
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from topomask.train.epochs import tensors_in
+from topomask.train.config import Precision
+from topomask.train.processes import Processes
+
+
+@runtime_checkable
+class Epochs(Protocol):
+    """Batches in an order that depends on the seed and the epoch alone, so that a run can go on from any step.
+
+    Any object with these methods will do. Under ``torchrun`` it needs one more, ``shard(rank, world_size)``: the part
+    of every batch that one of several processes takes, as an object of this kind. In training, all parts have the same
+    number of batches, and none is empty.
+    """
+
+    def __len__(self) -> int:
+        """Batches per epoch."""
+
+    def epoch(self, epoch: int, skip: int = 0) -> Iterator[Any]:
+        """The batches of an epoch without the first ``skip``, the same whenever they are asked for."""
+
+
+def batches_of(data: Epochs | Iterable[Any], epoch: int = 0, skip: int = 0) -> Iterator[Any]:
+    """The batches of an epoch; a plain list of batches is gone through in its order in every epoch."""
+    return data.epoch(epoch, skip) if isinstance(data, Epochs) else islice(data, skip, None)
+
+
+def to_device(batch: Any, device: torch.device) -> Any:
+    """A batch of tensors, tuples, lists, dicts and whatever else has a method ``to``, on a device."""
+    if isinstance(batch, Mapping):
+        return {name: to_device(part, device) for name, part in batch.items()}
+    if isinstance(batch, tuple | list):
+        parts = (to_device(part, device) for part in batch)
+        return type(batch)(*parts) if hasattr(batch, "_fields") else type(batch)(parts)
+    return batch.to(device) if hasattr(batch, "to") else batch
+
+
+def tensors_in(batch: Any) -> Iterator[Tensor]:
+    """The tensors in tuples, lists and dicts, in their order."""
+    if isinstance(batch, Tensor):
+        yield batch
+    elif isinstance(batch, Mapping | tuple | list):
+        for part in batch.values() if isinstance(batch, Mapping) else batch:
+            yield from tensors_in(part)
 
 
 class Task(ABC):
@@ -139,3 +183,58 @@ def accuracy(logits: Tensor, labels: Tensor) -> Tensor:
 def in_full(x: Tensor) -> Tensor:
     """In float32 at least: under autocast a model may answer in half precision."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def evaluate(
+    model: nn.Module,
+    data: Epochs | Iterable[Any],
+    task: Task,
+    *,
+    precision: Precision = "float32",
+    processes: Processes | None = None,
+) -> dict[str, float]:
+    """The loss and the metrics of a task over a data set, every example counted alike.
+
+    Args:
+        model: The model; it is in evaluation mode meanwhile.
+        data: Batches: an :class:`Epochs`, or any iterable of them.
+        task: The task.
+        precision: Precision of products.
+        processes: The processes among which ``data`` is shared out. Default: this one alone.
+
+    Returns:
+        The mean of every metric, by name.
+
+    Example:
+        >>> from topomask.train import Regression
+        >>> data = [(torch.ones(3, 1), torch.zeros(3, 1)), (torch.ones(1, 1), torch.ones(1, 1))]
+        >>> evaluate(nn.Identity(), data, Regression())
+        {'loss': 0.75, 'absolute_error': 0.75}
+    """
+    device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+    sums: dict[str, float] = {}
+    count = 0
+    with torch.no_grad(), _evaluating(model):
+        for batch in batches_of(data):
+            size = task.size(batch)
+            with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bfloat16"):
+                loss, metrics = task.loss(model, to_device(batch, device))
+            for name, value in {"loss": loss, **metrics}.items():
+                sums[name] = sums.get(name, 0.0) + float(value) * size
+            count += size
+    if processes is not None:
+        sums, count = processes.add_up(sums, count)
+    if not count:
+        raise ValueError("`data` gives no batch, so there is nothing to evaluate.")
+    return {name: value / count for name, value in sums.items()}
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True

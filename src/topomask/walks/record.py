@@ -14,10 +14,9 @@ from topomask.graph import Graph
 from topomask.graph.records import Record
 from topomask.ops import segments
 from topomask.ops.derived import derivation
-from topomask.ops.locality import suggest_order
-from topomask.ops.pair_attention import MIN_ENTRIES_PER_ROW, TileWork, estimate_tiles
+from topomask.ops.pair_attention import MIN_ENTRIES_PER_ROW, TileWork, count_tiles, estimate_tiles
 from topomask.ops.pair_values import count_triples, estimate_pairs, pair_pattern
-from topomask.ops.sparse_product import Pattern
+from topomask.ops.sparse_product import Pattern, suggest_order
 from topomask.walks.features import WalkFeatures
 
 # Pairs of walks that may meet, per query and head, before pairs are no longer formed.
@@ -40,6 +39,15 @@ class DenseLoads(NamedTuple):
             return None
         dense = query.dense_loads()
         return cls(dense, None if key is None else dense if key is query else key.dense_loads())
+
+    def pairs(self, num_nodes: int) -> Tensor:
+        """Which queries and keys meet, [S, N, N], True where they do."""
+
+        def visits(loads: Tensor) -> Tensor:
+            return (loads != 0).any(dim=1).view(len(loads), num_nodes, num_nodes)
+
+        query = visits(self.query)
+        return query if self.key is None else query.float() @ visits(self.key).float().mT > 0
 
 
 class WalkCounts(NamedTuple):
@@ -114,23 +122,30 @@ def make_record(
         side.prepare()
     if graph is not None:
         suggest_order(query.pattern.columns, graph, partial(_order_per_head, num_heads=query.num_heads))
-    triples = pairs = query.num_nonzeros
-    budget = MAX_PAIRS_PER_QUERY * query.num_rows * query.num_heads
-    if key is not None:
-        triples = pairs = count_triples(query.pattern, key.pattern)
-        if triples <= budget:
-            pairs = estimate_pairs(query.pattern, key.pattern)
-    is_tiled = (
-        triples <= budget
-        and pairs >= MIN_ENTRIES_PER_ROW * query.num_rows * query.num_heads
-        and query.loads.device.type == "cpu"
-    )
-    tiles = estimate_tiles(query.pattern, None if key is None else key.pattern) if is_tiled else None
     signed = query.signed or (key is not None and key.signed)
-    nonzeros = query.num_nonzeros + (0 if key is None else key.num_nonzeros)
-    counts = WalkCounts(nonzeros, triples, pairs, tiles)
     dense = None if graph is None else DenseLoads.of(query, key)
+    counts = _count(query, key, dense)
     return WalkRecord(query, key, counts, counts.roughly(), signed, dense)
+
+
+def _count(query: WalkFeatures, key: WalkFeatures | None, dense: DenseLoads | None) -> WalkCounts:
+    """What there is of walks: of few nodes counted, otherwise estimated from samples."""
+    num_rows = query.num_rows * query.num_heads
+    nonzeros = query.num_nonzeros + (0 if key is None else key.num_nonzeros)
+    triples = query.num_nonzeros if key is None else count_triples(query.pattern, key.pattern)
+    if triples > MAX_PAIRS_PER_QUERY * num_rows:
+        return WalkCounts(nonzeros, triples, pairs=triples, tiles=None)
+    pairs, met = triples, None if dense is None else dense.pairs(query.num_rows)
+    if key is not None:
+        pairs = estimate_pairs(query.pattern, key.pattern) if met is None else int(met.sum())
+    if pairs < MIN_ENTRIES_PER_ROW * num_rows or query.loads.device.type != "cpu":
+        tiles = None
+    elif met is not None and 2 * pairs >= met.numel():
+        # Queries see most keys, so it matters little which of them share a tile.
+        tiles = count_tiles(met)
+    else:
+        tiles = estimate_tiles(query.pattern, None if key is None else key.pattern)
+    return WalkCounts(nonzeros, triples, pairs, tiles)
 
 
 def _order_per_head(graph: Graph, num_heads: int) -> Tensor:

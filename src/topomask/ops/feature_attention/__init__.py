@@ -8,26 +8,58 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from topomask.ops.backend import compiled
-from topomask.ops.feature_attention import reference
-from topomask.ops.feature_attention.reference import Attention, Packed, PackedAttention
+from topomask.ops.backend import compiled, implementation
 from topomask.ops.pair_attention import check_heads
-from topomask.ops.pair_values import join_factors
+from topomask.ops.pair_values import Factors, join_factors
 from topomask.ops.registration import Op
 from topomask.ops.sparse_product import Pattern
 
 
+class Attention(NamedTuple):
+    """What attention over a product of features takes; item g of the batch has row g % V of all values."""
+
+    factors: Factors  # [R, C] and [N, C]
+    query_values: Tensor  # [P_q] or [V, P_q]
+    query_magnitudes: Tensor | None  # what the normaliser takes instead
+    key_values: Tensor  # [P_k] or [V, P_k], by column
+    key_magnitudes: Tensor | None
+    q: Tensor  # [G, R, M]
+    k: Tensor  # [G, N, M]
+    v: Tensor  # [G, N, D]
+    is_key: Tensor | None  # [G, N]
+    softmax: bool
+    normalize: bool
+
+
+class Packed(NamedTuple):
+    """Weights and magnitudes of all tiles, [V, ...], and the order of rows that they belong to."""
+
+    weights: Tensor
+    magnitudes: Tensor | None
+    order: Tensor  # [R]
+
+
+class PackedAttention(NamedTuple):
+    """What attention over a product of features takes that was packed before; item g has row g % V of the weights."""
+
+    factors: Factors  # [R, C] and [N, C]
+    packed: Packed
+    q: Tensor  # [G, R, M]
+    k: Tensor  # [G, N, M]
+    v: Tensor  # [G, N, D]
+    is_key: Tensor | None  # [G, N]
+    softmax: bool
+    normalize: bool
+
+
 def fits(*tensors: Tensor) -> bool:
     """Whether there is a compiled kernel for these tensors; without one, forming the entries once is faster."""
-    return compiled(*tensors) and all(tensor.dtype == torch.float32 for tensor in tensors)
+    return compiled(*tensors, dtype=torch.float32)
 
 
 def _forward(attention: Attention) -> tuple[Tensor, Tensor]:
-    if not fits(attention.query_values, attention.q, attention.k, attention.v):
-        return reference.feature_attention(attention)
-    from topomask.ops.feature_attention import numba
-
-    return numba.feature_attention(attention)
+    tensors = (attention.query_values, attention.q, attention.k, attention.v)
+    return implementation(__name__, *tensors, dtype=torch.float32).feature_attention(attention)
 
 
 def _fake(attention: Attention | PackedAttention) -> tuple[Tensor, Tensor]:
@@ -38,11 +70,9 @@ def _fake(attention: Attention | PackedAttention) -> tuple[Tensor, Tensor]:
 def _backward(
     attention: Attention, outputs: tuple[Tensor, ...], grad: Tensor, wanted: Collection[str]
 ) -> dict[str, Tensor]:
-    if not fits(grad, attention.query_values, attention.q, attention.k, attention.v):
-        return reference.feature_attention_backward(attention, outputs, grad, wanted)
-    from topomask.ops.feature_attention import numba
-
-    return numba.feature_attention_backward(attention, outputs, grad, wanted)
+    tensors = (grad, attention.query_values, attention.q, attention.k, attention.v)
+    backend = implementation(__name__, *tensors, dtype=torch.float32)
+    return backend.feature_attention_backward(attention, outputs, grad, wanted)
 
 
 def _forward_packed(attention: PackedAttention) -> tuple[Tensor, Tensor]:

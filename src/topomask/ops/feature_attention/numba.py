@@ -9,9 +9,9 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from topomask.ops import tiles
-from topomask.ops.feature_attention.reference import Attention, Packed, PackedAttention
-from topomask.ops.locality import row_order
-from topomask.ops.pair_values.reference import Factors
+from topomask.ops.feature_attention import Attention, Packed, PackedAttention
+from topomask.ops.pair_values import Factors
+from topomask.ops.sparse_product import row_order
 from topomask.ops.tiles.layout import Layout, make_layout
 from topomask.ops.tiles.records import Source
 

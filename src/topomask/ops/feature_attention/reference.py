@@ -7,47 +7,12 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from topomask.ops.feature_attention import Attention
+from topomask.ops.pair_attention import Attention as PairAttention
 from topomask.ops.pair_attention import reference as pair_attention
+from topomask.ops.pair_values import Product
 from topomask.ops.pair_values import reference as pair_values
-from topomask.ops.pair_values.reference import Factors, Product
 from topomask.ops.sparse_product import make_pattern
-
-
-class Attention(NamedTuple):
-    """What attention over a product of features takes; item g of the batch has row g % V of all values."""
-
-    factors: Factors  # [R, C] and [N, C]
-    query_values: Tensor  # [P_q] or [V, P_q]
-    query_magnitudes: Tensor | None  # what the normaliser takes instead
-    key_values: Tensor  # [P_k] or [V, P_k], by column
-    key_magnitudes: Tensor | None
-    q: Tensor  # [G, R, M]
-    k: Tensor  # [G, N, M]
-    v: Tensor  # [G, N, D]
-    is_key: Tensor | None  # [G, N]
-    softmax: bool
-    normalize: bool
-
-
-class Packed(NamedTuple):
-    """Weights and magnitudes of all tiles, [V, ...], and the order of rows that they belong to."""
-
-    weights: Tensor
-    magnitudes: Tensor | None
-    order: Tensor  # [R]
-
-
-class PackedAttention(NamedTuple):
-    """What attention over a product of features takes that was packed before; item g has row g % V of the weights."""
-
-    factors: Factors  # [R, C] and [N, C]
-    packed: Packed
-    q: Tensor  # [G, R, M]
-    k: Tensor  # [G, N, M]
-    v: Tensor  # [G, N, D]
-    is_key: Tensor | None  # [G, N]
-    softmax: bool
-    normalize: bool
 
 
 class _Products(NamedTuple):
@@ -64,13 +29,13 @@ def _products(attention: Attention) -> _Products:
     return _Products(values, Product(*place, attention.query_magnitudes, attention.key_magnitudes))
 
 
-def _over_pairs(attention: Attention, products: _Products) -> pair_attention.Attention:
+def _over_pairs(attention: Attention, products: _Products) -> PairAttention:
     """The same attention over the entries of the product."""
     pairs = make_pattern(products.values.row_ptr, products.values.columns, attention.factors.num_keys)
     magnitudes = None if products.magnitudes is None else pair_values.pair_values(products.magnitudes)
     q, k, v, is_key, softmax, normalize = attention[5:]
     values = pair_values.pair_values(products.values)
-    return pair_attention.Attention(pairs, values, magnitudes, q, k, v, is_key, softmax, False, normalize)
+    return PairAttention(pairs, values, magnitudes, q, k, v, is_key, softmax, False, normalize)
 
 
 def feature_attention(attention: Attention) -> tuple[Tensor, Tensor]:

@@ -11,9 +11,16 @@ from typing import NamedTuple
 from torch import Tensor
 
 from topomask.ops.backend import implementation
-from topomask.ops.feature_values import reference
-from topomask.ops.feature_values.reference import Walks
 from topomask.ops.registration import Op
+
+
+class Walks(NamedTuple):
+    """What walks left behind."""
+
+    head_ptr: Tensor | None  # [H + 1], where the entries of every head begin; None where all heads share them
+    entry_ptr: Tensor  # [P + 1], where the entries of every (node, visited node) begin
+    lengths: Tensor  # [T], walk length of every entry
+    loads: Tensor  # [T]
 
 
 class _Modulation(NamedTuple):
@@ -28,7 +35,7 @@ class _Adjoint(NamedTuple):
 
 
 def _modulate(arguments: _Modulation) -> Tensor:
-    return implementation(reference, arguments.f).feature_values(arguments.f, arguments.walks)
+    return implementation(__name__, arguments.f).feature_values(arguments.f, arguments.walks)
 
 
 def _modulate_fake(arguments: _Modulation) -> Tensor:
@@ -44,7 +51,7 @@ def _modulate_backward(
 
 
 def _apply_adjoint(arguments: _Adjoint) -> Tensor:
-    return implementation(reference, arguments.values).feature_values_backward(*arguments)
+    return implementation(__name__, arguments.values).feature_values_backward(*arguments)
 
 
 def _adjoint_fake(arguments: _Adjoint) -> Tensor:

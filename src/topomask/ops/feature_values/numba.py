@@ -10,7 +10,7 @@ from numba import prange
 from torch import Tensor
 
 from topomask.ops.backend import Kernel, arrays
-from topomask.ops.feature_values.reference import Walks
+from topomask.ops.feature_values import Walks
 
 # Blocks of entries whose sums are kept apart, so that threads do not meet; a fixed number gives fixed sums.
 _NUM_BLOCKS = 64

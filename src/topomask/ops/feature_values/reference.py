@@ -2,21 +2,11 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
 from topomask.ops import segments
-
-
-class Walks(NamedTuple):
-    """What walks left behind."""
-
-    head_ptr: Tensor | None  # [H + 1], where the entries of every head begin; None where all heads share them
-    entry_ptr: Tensor  # [P + 1], where the entries of every (node, visited node) begin
-    lengths: Tensor  # [T], walk length of every entry
-    loads: Tensor  # [T]
+from topomask.ops.feature_values import Walks
 
 
 def feature_values(f: Tensor, walks: Walks) -> Tensor:

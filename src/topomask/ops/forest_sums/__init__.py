@@ -11,22 +11,31 @@ other way round.
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import NamedTuple
 
 from torch import Tensor
 
 from topomask.ops.backend import implementation
-from topomask.ops.forest_sums import reference
-from topomask.ops.forest_sums.reference import Sums
 from topomask.ops.registration import Op
 from topomask.ops.rooted_forest import RootedForest
 
 
+class Sums(NamedTuple):
+    """What sums over the trees of a forest take."""
+
+    forest: RootedForest
+    logs: Tensor  # [H, R, N], logarithm of the factor of the edge to the parent of every place, for R terms
+    coefficients: Tensor  # [H, R]
+    x: Tensor  # [G, H, N, C]
+    growing: bool  # whether factors may be larger than 1
+
+
 def _forward(sums: Sums) -> Tensor:
-    return implementation(reference, sums.x).forest_sums(_in_float64(sums))
+    return implementation(__name__, sums.x).forest_sums(_in_float64(sums))
 
 
 def _backward(sums: Sums, _: tuple[Tensor, ...], grad: Tensor, wanted: Collection[str]) -> dict[str, Tensor]:
-    backend = implementation(reference, sums.x)
+    backend = implementation(__name__, sums.x)
     if set(wanted) == {"x"}:
         # The sums are symmetric.
         return {"x": backend.forest_sums(_in_float64(sums._replace(x=grad)))}

@@ -16,7 +16,7 @@ from numba import njit, prange
 from torch import Tensor
 
 from topomask.ops.backend import FAST_MATH, Kernel, arrays
-from topomask.ops.forest_sums.reference import Sums
+from topomask.ops.forest_sums import Sums
 from topomask.ops.rooted_forest import RootedForest, tree_pointers
 from topomask.ops.rooted_forest.kernels import LAST, LEAF
 

@@ -12,17 +12,8 @@ import torch
 from torch import Tensor
 
 from topomask.ops import segments
+from topomask.ops.forest_sums import Sums
 from topomask.ops.rooted_forest import RootedForest
-
-
-class Sums(NamedTuple):
-    """What sums over the trees of a forest take."""
-
-    forest: RootedForest
-    logs: Tensor  # [H, R, N], logarithm of the factor of the edge to the parent of every place, for R terms
-    coefficients: Tensor  # [H, R]
-    x: Tensor  # [G, H, N, C]
-    growing: bool  # whether factors may be larger than 1
 
 
 class _Halves(NamedTuple):

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from topomask.ops.backend import implementation
-from topomask.ops.forest_table import reference
 from topomask.ops.forest_table.decomposition import Decomposition, decompose
 from topomask.ops.registration import Op
 
@@ -28,12 +27,12 @@ class _Slope(NamedTuple):
 
 
 def _forward(sums: _Sums) -> Tensor:
-    return implementation(reference, sums.x).forest_table(*sums)
+    return implementation(__name__, sums.x).forest_table(*sums)
 
 
 def _slope(arguments: _Slope) -> Tensor:
     sums, grad = arguments
-    return implementation(reference, sums.x).forest_table_backward(*sums, grad)
+    return implementation(__name__, sums.x).forest_table_backward(*sums, grad)
 
 
 def _backward(sums: _Sums, _: tuple[Tensor, ...], grad: Tensor, wanted: Collection[str]) -> dict[str, Tensor]:

@@ -6,19 +6,40 @@ from collections.abc import Collection
 from typing import NamedTuple
 
 from torch import Tensor
+from torch.nn import functional as F
 
 from topomask.ops.backend import compiled, implementation
-from topomask.ops.pair_attention import reference
-from topomask.ops.pair_attention.reference import Attention
 from topomask.ops.registration import Op
 from topomask.ops.sparse_product import Pattern
 
 # Entries per row from which on attention in tiles is worth its layout.
 MIN_ENTRIES_PER_ROW = 24
+# Queries of a tile, and how many of them must see a key for it to be taken with all lanes.
+LANES, MIN_LANES = 16, 2
+# Exponents whose power is just finite in float32, and what stands for minus infinity where kernels may not meet it.
+LARGEST_EXPONENT, LOWEST = 85.0, -1e30
+# Largest exponent of a score above the row's weighted maximum: where an entry is 0 but may be learnt, its score still
+# counts in the gradient, and sums of such powers must stay finite in float32.
+MAX_EXPONENT = 60.0
+
+
+class Attention(NamedTuple):
+    """What attention over entries takes; item g of the batch has row g % V of values and magnitudes."""
+
+    pattern: Pattern  # [R, N]
+    values: Tensor  # [P] or [V, P]
+    magnitudes: Tensor | None  # what the normaliser takes instead of values
+    q: Tensor  # [G, R, M]
+    k: Tensor  # [G, N, M]
+    v: Tensor  # [G, N, D]
+    is_key: Tensor | None  # [G, N]
+    softmax: bool
+    absolute: bool
+    normalize: bool
 
 
 class TileWork(NamedTuple):
-    """What attention in tiles of 16 queries does."""
+    """What attention in tiles of ``LANES`` queries does."""
 
     keys: int  # taken with all lanes
     alone: int  # pairs that are taken alone
@@ -33,8 +54,19 @@ def estimate_tiles(query: Pattern, key: Pattern | None) -> TileWork | None:
     return TileWork(*numba.estimate_tiles(query, key))
 
 
+def count_tiles(pairs: Tensor) -> TileWork | None:
+    """The work of attention in tiles over a dense pattern [V, R, N], rows as they come; None without Numba."""
+    if not compiled(pairs):
+        return None
+    num_tiles = -(-pairs.shape[1] // LANES)
+    padded = F.pad(pairs, (0, 0, 0, num_tiles * LANES - pairs.shape[1]))
+    lanes = padded.unflatten(1, (num_tiles, LANES)).sum(dim=2)  # [V, tiles, N]
+    together = lanes >= MIN_LANES
+    return TileWork(int(together.sum()), int(lanes[~together].sum()))
+
+
 def _forward(attention: Attention) -> tuple[Tensor, Tensor]:
-    return implementation(reference, attention.values, attention.q).pair_attention(attention)
+    return implementation(__name__, attention.values, attention.q).pair_attention(attention)
 
 
 def _fake(attention: Attention) -> tuple[Tensor, Tensor]:
@@ -45,7 +77,7 @@ def _fake(attention: Attention) -> tuple[Tensor, Tensor]:
 def _backward(
     attention: Attention, outputs: tuple[Tensor, ...], grad: Tensor, wanted: Collection[str]
 ) -> dict[str, Tensor]:
-    backend = implementation(reference, attention.values, grad)
+    backend = implementation(__name__, attention.values, grad)
     return backend.pair_attention_backward(attention, outputs, grad, wanted)
 
 

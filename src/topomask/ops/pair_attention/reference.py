@@ -9,28 +9,8 @@ import torch
 from torch import Tensor
 
 from topomask.ops import segments
+from topomask.ops.pair_attention import MAX_EXPONENT, Attention
 from topomask.ops.sparse_product import Pattern, sddmm, spmm
-
-# Exponents whose power is just finite in float32, and what stands for minus infinity where kernels may not meet it.
-LARGEST_EXPONENT, LOWEST = 85.0, -1e30
-# Largest exponent of a score above the row's weighted maximum: where an entry is 0 but may be learnt, its score still
-# counts in the gradient, and sums of such powers must stay finite in float32.
-MAX_EXPONENT = 60.0
-
-
-class Attention(NamedTuple):
-    """What attention over entries takes; item g of the batch has row g % V of values and magnitudes."""
-
-    pattern: Pattern  # [R, N]
-    values: Tensor  # [P] or [V, P]
-    magnitudes: Tensor | None  # what the normaliser takes instead of values
-    q: Tensor  # [G, R, M]
-    k: Tensor  # [G, N, M]
-    v: Tensor  # [G, N, D]
-    is_key: Tensor | None  # [G, N]
-    softmax: bool
-    absolute: bool
-    normalize: bool
 
 
 def attend(

@@ -3,20 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from topomask.ops import segments
 from topomask.ops.backend import implementation
-from topomask.ops.pair_values import reference
-from topomask.ops.pair_values.reference import Factors, Product
 from topomask.ops.registration import Op
 from topomask.ops.sparse_product import Pattern, make_pattern
 
 
+class Factors(NamedTuple):
+    """Where features of queries [R, C] have entries, by row, and features of keys [N, C], by column."""
+
+    row_ptr: Tensor  # [R + 1]
+    columns: Tensor  # [P_q]
+    column_ptr: Tensor  # [C + 1]
+    rows: Tensor  # [P_k]
+    num_keys: int
+
+
+class Product(NamedTuple):
+    """Where the product of features has entries, and the values of its factors."""
+
+    row_ptr: Tensor  # [R + 1]
+    columns: Tensor  # [P], ascending in every row
+    factors: Factors
+    query_values: Tensor  # [P_q] or [V, P_q]
+    key_values: Tensor  # [P_k] or [V, P_k], by column
+
+
 def _forward(product: Product) -> Tensor:
-    return implementation(reference, product.query_values).pair_values(product)
+    return implementation(__name__, product.query_values).pair_values(product)
 
 
 def _fake(product: Product) -> Tensor:
@@ -24,7 +43,7 @@ def _fake(product: Product) -> Tensor:
 
 
 def _backward(product: Product, _: tuple[Tensor, ...], grad: Tensor, wanted: Collection[str]) -> dict[str, Tensor]:
-    return implementation(reference, product.query_values).pair_values_backward(product, grad)
+    return implementation(__name__, product.query_values).pair_values_backward(product, grad)
 
 
 _pair_values = Op(
@@ -51,13 +70,13 @@ def estimate_pairs(query: Pattern, key: Pattern, num_rows: int = 64) -> int:
     counts = query.row_ptr.diff()[rows]
     columns = query.columns[segments.ranges(query.row_ptr[rows], counts)]
     sample = join_factors(query, key)._replace(row_ptr=segments.pointers(counts), columns=columns)
-    row_ptr, _ = implementation(reference, query.columns).pair_pattern(sample)
+    row_ptr, _ = implementation(__name__, query.columns).pair_pattern(sample)
     return round(int(row_ptr[-1]) * total / len(rows))
 
 
 def pair_pattern(query: Pattern, key: Pattern) -> Pattern:
     """The pattern of Phi_q Phi_k^T for features with patterns [R, C] and [N, C]."""
-    row_ptr, columns = implementation(reference, query.columns).pair_pattern(join_factors(query, key))
+    row_ptr, columns = implementation(__name__, query.columns).pair_pattern(join_factors(query, key))
     return make_pattern(row_ptr, columns, key.shape[0])
 
 

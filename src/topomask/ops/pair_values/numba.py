@@ -15,7 +15,7 @@ from torch import Tensor
 
 from topomask.ops import segments
 from topomask.ops.backend import MAX_PARTS, Kernel, arrays, by_head, row_blocks
-from topomask.ops.pair_values.reference import Factors, Product
+from topomask.ops.pair_values import Factors, Product
 
 
 class _Factors(NamedTuple):

@@ -12,29 +12,10 @@ import torch
 from torch import Tensor
 
 from topomask.ops import segments
+from topomask.ops.pair_values import Factors, Product
 
 # Triples that exist at a time, unless a single row has more.
 _TRIPLES_PER_CHUNK = 1 << 21
-
-
-class Factors(NamedTuple):
-    """Where features of queries [R, C] have entries, by row, and features of keys [N, C], by column."""
-
-    row_ptr: Tensor  # [R + 1]
-    columns: Tensor  # [P_q]
-    column_ptr: Tensor  # [C + 1]
-    rows: Tensor  # [P_k]
-    num_keys: int
-
-
-class Product(NamedTuple):
-    """Where the product of features has entries, and the values of its factors."""
-
-    row_ptr: Tensor  # [R + 1]
-    columns: Tensor  # [P], ascending in every row
-    factors: Factors
-    query_values: Tensor  # [P_q] or [V, P_q]
-    key_values: Tensor  # [P_k] or [V, P_k], by column
 
 
 class _Block(NamedTuple):

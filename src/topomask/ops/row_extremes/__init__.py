@@ -4,14 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from topomask.ops.backend import compiled
-from topomask.ops.row_extremes import reference
+from topomask.ops.backend import implementation
 
 
 def any_extreme(x: Tensor, bound: float) -> bool:
     """Whether the largest absolute number of some row [..., D] is above ``bound``, or below its inverse but not 0."""
-    if not compiled(x):
-        return reference.any_extreme(x, bound)
-    from topomask.ops.row_extremes import numba
-
-    return numba.any_extreme(x, bound)
+    return implementation(__name__, x).any_extreme(x, bound)

@@ -1,4 +1,6 @@
-"""Sparse matrix times dense matrix, and its adjoint in the values: each is the other's derivative.
+"""Patterns of sparse matrices; sparse matrix times dense matrix, and its adjoint in the values.
+
+The two products are each other's derivative.
 
 ``R`` rows, ``N`` columns, ``P`` entries. Several heads may share a pattern: values are then [V, P], and dense matrices
 have V in front.
@@ -6,16 +8,23 @@ have V in front.
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import NamedTuple
+import weakref
+from collections.abc import Callable, Collection
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from topomask.ops import segments
 from topomask.ops.backend import implementation
 from topomask.ops.registration import Op
-from topomask.ops.sparse_product import reference
+
+# Orders of rows in which neighbours see mostly the same columns, which makes tiles full and keeps caches warm. By the
+# columns of a pattern, as long as they live.
+_suggested: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+
+Owner = TypeVar("Owner")
 
 
 class Pattern(NamedTuple):
@@ -42,8 +51,30 @@ def make_pattern(row_ptr: Tensor, columns: Tensor, num_columns: int) -> Pattern:
     counts = torch.bincount(columns, minlength=num_columns)
     column_ptr = segments.pointers(counts)
     columns = columns.to(segments.index_type(max(num_columns, len(row_ptr))))
-    rows, order = implementation(reference, columns).by_column(row_ptr, columns, column_ptr)
+    rows, order = implementation(__name__, columns).by_column(row_ptr, columns, column_ptr)
     return Pattern(row_ptr, columns, column_ptr, rows, order)
+
+
+def suggest_order(columns: Tensor, owner: Owner, order: Callable[[Owner], Tensor]) -> None:
+    """Say in which order the rows of the pattern with these columns are best taken; asked for at first use.
+
+    Args:
+        columns: The columns of the pattern.
+        owner: What the order is found from, a graph, say. It is not kept: it may be what keeps the columns.
+        order: Finds the order; must not hold the owner.
+    """
+    _suggested[columns] = weakref.ref(owner), order
+
+
+def row_order(row_ptr: Tensor, columns: Tensor, num_columns: int) -> Tensor | None:
+    """The order that was suggested for a pattern; else one found from a square pattern itself; else None."""
+    from topomask.ops.tiles.layout import order_nodes
+
+    if columns in _suggested:
+        reference, order = _suggested[columns]
+        if (owner := reference()) is not None:
+            return order(owner)
+    return order_nodes(row_ptr, columns) if len(row_ptr) - 1 == num_columns else None
 
 
 class _Product(NamedTuple):
@@ -64,8 +95,8 @@ def _spmm(product: _Product) -> Tensor:
     entries = (pattern.column_ptr, pattern.rows) if transpose else (pattern.row_ptr, pattern.columns)
     values = values[..., pattern.order] if transpose else values
     if x.ndim == 3:
-        return implementation(reference, x).spmm(*entries, values, x)
-    return implementation(reference, x).spmm(*entries, values[None], x[None])[0]
+        return implementation(__name__, x).spmm(*entries, values, x)
+    return implementation(__name__, x).spmm(*entries, values[None], x[None])[0]
 
 
 def _spmm_fake(product: _Product) -> Tensor:
@@ -90,8 +121,8 @@ def _sddmm(samples: _Samples) -> Tensor:
     pattern, a, b = samples
     entries = (pattern.row_ptr, pattern.columns)
     if a.ndim == 3:
-        return implementation(reference, a).sddmm(*entries, a, b)
-    return implementation(reference, a).sddmm(*entries, a[None], b[None])[0]
+        return implementation(__name__, a).sddmm(*entries, a, b)
+    return implementation(__name__, a).sddmm(*entries, a[None], b[None])[0]
 
 
 def _sddmm_fake(samples: _Samples) -> Tensor:

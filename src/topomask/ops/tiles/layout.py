@@ -10,11 +10,10 @@ from numba import njit, prange
 from torch import Tensor
 
 from topomask.ops.backend import EXACT, Kernel, arrays
-from topomask.ops.tiles.llvm import KEYS, LANES
+from topomask.ops.pair_attention import LANES, MIN_LANES
+from topomask.ops.tiles.llvm import KEYS
 from topomask.ops.tiles.records import Tiles
 
-# Queries of a tile that must see a key for it to be taken with all lanes.
-MIN_LANES = 2
 # Neighbours of a node that are looked at when nodes are put into groups.
 _NEIGHBOURS = 64
 

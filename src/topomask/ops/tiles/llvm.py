@@ -13,8 +13,8 @@ from llvmlite import ir
 from numba import types
 
 from topomask.ops.backend import FAST_MATH
+from topomask.ops.pair_attention import LANES
 
-LANES = 16
 KEYS = 8
 
 FLOAT, INT8, INT32, INT64 = ir.FloatType(), ir.IntType(8), ir.IntType(32), ir.IntType(64)

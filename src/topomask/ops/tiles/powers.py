@@ -6,8 +6,7 @@ import numpy as np
 from numba import njit
 
 from topomask.ops.backend import EXACT, FAST
-from topomask.ops.pair_attention.reference import LARGEST_EXPONENT, LOWEST, MAX_EXPONENT
-from topomask.ops.tiles.llvm import LANES
+from topomask.ops.pair_attention import LANES, LARGEST_EXPONENT, LOWEST, MAX_EXPONENT
 
 _LOWEST = np.float32(LOWEST)
 

@@ -11,11 +11,11 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
+from topomask.ops.pair_attention import LANES
 from topomask.ops.tiles import llvm
 from topomask.ops.tiles.llvm import (
     FLOAT,
     INT32,
-    LANES,
     integer,
     load,
     load_integer,

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from numba.extending import intrinsic
 
+from topomask.ops.pair_attention import LANES
 from topomask.ops.tiles import llvm
 from topomask.ops.tiles.llvm import (
     KEYS,
-    LANES,
     ZERO,
     add_to,
     broadcast,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from numba import njit, prange
 
 from topomask.ops.backend import EXACT, Kernel
+from topomask.ops.pair_attention import LANES
 from topomask.ops.tiles import vectors
-from topomask.ops.tiles.llvm import LANES
 from topomask.ops.tiles.records import ENTRIES, FEATURES, PACKED, Numbering
 
 

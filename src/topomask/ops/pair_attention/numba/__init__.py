@@ -14,13 +14,10 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from topomask.ops import segments, tiles
 from topomask.ops.backend import arrays, by_head, row_blocks
-from topomask.ops.locality import row_order
-from topomask.ops.pair_attention import MIN_ENTRIES_PER_ROW
+from topomask.ops.pair_attention import LANES, MIN_ENTRIES_PER_ROW, Attention
 from topomask.ops.pair_attention.numba import rows
-from topomask.ops.pair_attention.reference import Attention
-from topomask.ops.sparse_product import Pattern
+from topomask.ops.sparse_product import Pattern, row_order
 from topomask.ops.tiles.layout import Layout, make_layout
-from topomask.ops.tiles.llvm import LANES
 from topomask.ops.tiles.records import Source, Tokens
 
 _SAMPLED_TILES = 16

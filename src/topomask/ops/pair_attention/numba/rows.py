@@ -12,7 +12,7 @@ import numpy as np
 from numba import njit, prange
 
 from topomask.ops.backend import EXACT, FAST, Kernel
-from topomask.ops.pair_attention.reference import LARGEST_EXPONENT, LOWEST, MAX_EXPONENT
+from topomask.ops.pair_attention import LARGEST_EXPONENT, LOWEST, MAX_EXPONENT
 from topomask.ops.tiles import row_vectors
 
 

@@ -1,4 +1,4 @@
-"""Packages whose names are imported when they are first used."""
+"""Imports at first use: the names of a package, and packages that need not be installed."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ def lazy_names(
             other is written in full.
 
     Example:
-        >>> get, _ = lazy_names("topomask.support", {"lazy_names": ("lazy_names",)})
+        >>> get, _ = lazy_names("topomask.support", {"imports": ("lazy_names",)})
         >>> get("lazy_names").__module__
-        'topomask.support.lazy_names'
+        'topomask.support.imports'
     """
     home_of = {name: home for home, names in homes.items() for name in names}
 
@@ -43,3 +43,24 @@ def lazy_names(
         return sorted({*vars(sys.modules[package]), *home_of, *(home for home in homes if "." not in home)})
 
     return get, names
+
+
+def need(module: str, package: str, extra: str, purpose: str) -> Any:
+    """The module, or an error that says what needs it and how to install it.
+
+    Args:
+        module: What to import.
+        package: The name of the package, for the message.
+        extra: The extra of topomask that installs it.
+        purpose: What needs it, the start of a sentence.
+    """
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        # A module that is missing inside an installed package is another problem, and keeps its own message.
+        if error.name != module.partition(".")[0]:
+            raise
+        raise ModuleNotFoundError(
+            f"{purpose} needs {package}, which is not installed. Install it with: pip install 'topomask[{extra}]'",
+            name=error.name,
+        ) from None
