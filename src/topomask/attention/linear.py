@@ -126,19 +126,12 @@ def _by_products(work: _Linear) -> Tensor:
 
 def _few_scores(work: _Linear) -> Tensor | None:
     """Dense attention on few tokens in as few steps as can be; None where it is not that, or numbers are extreme."""
-    operator, phi_q, phi_k, v, normalizer = work[:5]
-    if torch.compiler.is_compiling() or v.device.type != "cpu" or work.dropout_p or normalizer == "none":
+    operator, v = work.operator, work.v
+    if torch.compiler.is_compiling() or v.device.type != "cpu" or work.dropout_p or work.normalizer == "none":
         return None
-    if not 0 < phi_q.shape[:2].numel() * operator.num_queries * operator.num_keys <= _FEW_SCORES:
+    if not 0 < v.shape[:2].numel() * operator.num_queries * operator.num_keys <= _FEW_SCORES:
         return None
-    weights, magnitudes = _dense_weights(work)
-    scores = phi_q @ phi_k.mT
-    weighted = scores * weights
-    if magnitudes is None and (work.nonnegative or normalizer == "signed"):
-        total = weighted.sum(dim=-1, keepdim=True)
-    else:
-        scores = scores if work.nonnegative or normalizer == "signed" else phi_q.abs() @ phi_k.abs().mT
-        total = (scores * (weights if magnitudes is None else magnitudes)).sum(dim=-1, keepdim=True)
+    weighted, total = _weigh(work, *_dense_weights(work))
     low, high = total.detach().aminmax()
     # Sums that are neither 0 nor close to what float32 can hold need neither a scale nor a second look.
     if not (low.item() >= _SAFE_LOW and high.item() <= _SAFE_HIGH):
@@ -159,12 +152,20 @@ def _dense(work: _Linear) -> Tensor:
     weights, magnitudes = _dense_weights(work)
     if work.dropout_p == 0 and (work.nonnegative or normalizer != "absolute"):
         return dense_attention(phi_q, phi_k, v, weights, magnitudes, normalize=normalizer != "none")
+    weighted, total = _weigh(work, weights, magnitudes)
+    numerator = drop(weighted, work.dropout_p) @ v
+    return numerator if normalizer == "none" else divide(numerator, total)
+
+
+def _weigh(work: _Linear, weights: Tensor, magnitudes: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Masked scores, [B, H, N_q, N_k], and the normaliser, [B, H, N_q, 1]."""
+    _, phi_q, phi_k, _, normalizer = work[:5]
     scores = phi_q @ phi_k.mT
-    numerator = drop(scores * weights, work.dropout_p) @ v
-    if normalizer == "none":
-        return numerator
-    scores = scores if work.nonnegative or normalizer == "signed" else phi_q.abs() @ phi_k.abs().mT
-    return divide(numerator, (scores * (weights if magnitudes is None else magnitudes)).sum(dim=-1, keepdim=True))
+    weighted = scores * weights
+    if magnitudes is None and (work.nonnegative or normalizer != "absolute"):
+        return weighted, weighted.sum(dim=-1, keepdim=True)
+    positive = scores if work.nonnegative or normalizer != "absolute" else phi_q.abs() @ phi_k.abs().mT
+    return weighted, (positive * (weights if magnitudes is None else magnitudes)).sum(dim=-1, keepdim=True)
 
 
 def _over_pairs(work: _Linear) -> Tensor:

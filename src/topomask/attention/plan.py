@@ -68,6 +68,24 @@ class Problem(NamedTuple):
     kernel: Kernel
     dropout: bool
 
+    @classmethod
+    def of(
+        cls,
+        operator: Operator,
+        num_features: int,
+        value_dim: int,
+        batch_size: int = 1,
+        num_heads: int | None = None,
+        strategy: Strategy = "auto",
+        kernel: Kernel = "linear",
+        dropout: bool = False,
+    ) -> Problem:
+        """Attention with an operator; the arguments are those of :func:`plan_attention`."""
+        size = operator.num_heads, operator.num_queries, operator.num_keys
+        times = batch_size * (max(num_heads or 1, operator.num_heads) // operator.num_heads)
+        asked = num_features, value_dim, times, strategy, kernel, dropout
+        return cls(operator.name, operator.cost(), operator.is_all_ones, *size, *asked)
+
     @property
     def entries(self) -> int:
         """Entries of the mask as a dense matrix."""
@@ -104,20 +122,7 @@ def plan_attention(
         'dense'
     """
     operator = mask.on() if isinstance(mask, Mask) else mask
-    problem = Problem(
-        operator.name,
-        operator.cost(),
-        operator.is_all_ones,
-        operator.num_heads,
-        operator.num_queries,
-        operator.num_keys,
-        num_features,
-        value_dim,
-        batch_size * (max(num_heads or 1, operator.num_heads) // operator.num_heads),
-        strategy,
-        kernel,
-        dropout,
-    )
+    problem = Problem.of(operator, num_features, value_dim, batch_size, num_heads, strategy, kernel, dropout)
     return _choose(problem) if torch.compiler.is_compiling() else _known(problem, id(costs.constants))
 
 

@@ -219,30 +219,16 @@ class WalkingMask(Mask):
 
 def _record_of(recipe: WalkRecipe, graph: Graph, walks: Walks, device: torch.device, dtype: torch.dtype) -> WalkRecord:
     """The record of walks that are there already; made once for all layers that are given them."""
-    owner = walks[0] if isinstance(walks, tuple) else walks
+    owner, *others = walks if isinstance(walks, tuple) else (walks,)
+    # Graphs and walks are equal to themselves alone.
+    made_of = (recipe, graph, device, dtype, *others)
     last = getattr(owner, "_last_record", None)
-    if last is not None and last.fits(recipe, graph, walks, device, dtype):
-        return last.record
+    if last is not None and last[0] == made_of:
+        return last[1]
     with torch.inference_mode(False), torch.no_grad(), torch.device("cpu"):
         record = recipe.record_of(graph, walks, device, dtype)
-    object.__setattr__(owner, "_last_record", _Given(recipe, graph, walks, device, dtype, record))
+    object.__setattr__(owner, "_last_record", (made_of, record))
     return record
-
-
-class _Given(NamedTuple):
-    """A record, and what it was made of."""
-
-    recipe: WalkRecipe
-    graph: Graph
-    walks: Walks
-    device: torch.device
-    dtype: torch.dtype
-    record: WalkRecord
-
-    def fits(self, recipe: WalkRecipe, graph: Graph, walks: Walks, device: torch.device, dtype: torch.dtype) -> bool:
-        sides, others = (x if isinstance(x, tuple) else (x,) for x in (self.walks, walks))
-        same = len(sides) == len(others) and all(a is b for a, b in zip(sides, others, strict=True))
-        return same and (self.recipe, self.graph, self.device, self.dtype) == (recipe, graph, device, dtype)
 
 
 class _Features(NamedTuple):
