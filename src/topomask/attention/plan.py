@@ -81,10 +81,10 @@ class Problem(NamedTuple):
         dropout: bool = False,
     ) -> Problem:
         """Attention with an operator; the arguments are those of :func:`plan_attention`."""
-        size = operator.num_heads, operator.num_queries, operator.num_keys
-        times = batch_size * (max(num_heads or 1, operator.num_heads) // operator.num_heads)
-        asked = num_features, value_dim, times, strategy, kernel, dropout
-        return cls(operator.name, operator.cost(), operator.is_all_ones, *size, *asked)
+        heads = operator.num_heads
+        times = batch_size * (max(num_heads or 1, heads) // heads)
+        cost, sizes = operator.cost(), (heads, operator.num_queries, operator.num_keys, num_features, value_dim, times)
+        return cls(operator.name, cost, operator.is_all_ones, *sizes, strategy, kernel, dropout)
 
     @property
     def entries(self) -> int:

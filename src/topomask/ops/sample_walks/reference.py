@@ -6,61 +6,16 @@ Shapes: ``R`` start nodes, ``W`` walkers per start node, ``L`` steps, ``N`` node
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from topomask.ops import segments
-from topomask.ops.sample_walks import random
-
-# Purposes of a draw: halting and moving never share one.
-MOVE, HALT = 0, 1
+from topomask.ops.sample_walks import HALT, MOVE, GraphTensors, Loads, WalkSettings, length_dtype, random
 
 # Walkers that are simulated at a time; bounds the memory that does not end up in the result.
 _WALKERS_PER_CHUNK = 1 << 19
-
-
-class GraphTensors(NamedTuple):
-    """What a walk sampler reads of a graph, as CPU tensors."""
-
-    row_ptr: Tensor  # [N + 1], int64
-    columns: Tensor  # [nnz], int32 where that holds all nodes, else int64, ascending in every row
-    cumulative: Tensor  # [nnz], running sum of |weights| in every row
-    signs: Tensor | None  # [nnz], None when no weight is negative
-    degrees: Tensor  # [N]
-    ids: Tensor  # [N]
-    unit_weights: bool
-
-
-@dataclass(frozen=True)
-class WalkSettings:
-    """How walks are drawn and what they leave behind."""
-
-    num_walks: int
-    max_length: int
-    halt_prob: float
-    coupling: str
-    normalization: Literal["sym", "row", "none"]
-    seed: int
-    ensemble: int
-    weighting: Literal["importance", "visits"] = "importance"
-
-    def divisor(self, length: int) -> float:
-        """What the sum over walkers that are somewhere after ``length`` steps is divided by."""
-        survival = (1.0 - self.halt_prob) ** length if self.weighting == "importance" else 1.0
-        return self.num_walks * survival
-
-
-class Loads(NamedTuple):
-    """Loads of R rows as compressed sparse rows over (row, column), with (length, load) pairs inside."""
-
-    row_ptr: Tensor  # [R + 1], where the columns of every row begin
-    columns: Tensor  # [P], int32 where that holds all nodes, else int64
-    entry_ptr: Tensor  # [P + 1], where the lengths of every column begin; int32 where that surely holds all
-    lengths: Tensor  # [T], uint8 where that holds all lengths, else int16
-    loads: Tensor  # [T]
 
 
 def _join(parts: Sequence[Loads]) -> Loads:
@@ -71,11 +26,6 @@ def _join(parts: Sequence[Loads]) -> Loads:
     return Loads(
         segments.join(row_ptrs), torch.cat(columns), segments.join(entry_ptrs), torch.cat(lengths), torch.cat(loads)
     )
-
-
-def length_dtype(max_length: int) -> torch.dtype:
-    """The dtype of lengths: uint8 where it holds all of them."""
-    return torch.uint8 if max_length <= torch.iinfo(torch.uint8).max else torch.int16
 
 
 class _Walkers(NamedTuple):

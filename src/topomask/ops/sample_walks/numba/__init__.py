@@ -10,10 +10,9 @@ import torch
 from torch import Tensor
 
 from topomask.ops import segments
-from topomask.ops.sample_walks import random
+from topomask.ops.sample_walks import HALT, MOVE, GraphTensors, Loads, WalkSettings, length_dtype, random
 from topomask.ops.sample_walks.numba import loads, walkers
 from topomask.ops.sample_walks.numba.loads import LoadArrays, Scales, Tables
-from topomask.ops.sample_walks.reference import HALT, MOVE, GraphTensors, Loads, WalkSettings, length_dtype
 
 _COUPLINGS = {"iid": walkers.IID, "antithetic": walkers.ANTITHETIC, "repelling": walkers.REPELLING}
 # Entries that a chunk of rows may leave at most; bounds the memory that does not end up in the result.
