@@ -1,0 +1,330 @@
+"""How walkers move: their draws, the edges they choose, and the steps of all walkers of one row; and bare walks.
+
+Walkers go their own ways (coupling "iid" or "antithetic"), or those that stand on one node share a draw ("repelling").
+Nodes and positions are unsigned: Numba would look at every signed index whether it counts from the end.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numba import njit, prange
+
+from topomask.ops.backend import EXACT, Kernel
+
+IID, ANTITHETIC, REPELLING = 0, 1, 2
+
+ZERO, ONE = np.uint64(0), np.uint64(1)
+# Where walkers are that have ended.
+NOWHERE = np.uint64((1 << 64) - 1)
+
+# What is called for every row or step allocates nothing, and must not count references to arrays: it would take most
+# of the time.
+INNER: dict[str, Any] = EXACT | {"_nrt": False}
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_FIRST = np.uint64(0xBF58476D1CE4E5B9)
+_SECOND = np.uint64(0x94D049BB133111EB)
+# Walkers that are sorted by comparing all with all.
+_FEW = 64
+
+
+class Graph(NamedTuple):
+    """What walkers read of a graph."""
+
+    row_ptr: np.ndarray  # [N + 1], uint64
+    columns: np.ndarray  # [nnz], unsigned
+    cumulative: np.ndarray  # [nnz], running sum of |weights| in every row
+    signs: np.ndarray  # [nnz], empty where no weight is negative
+    degrees: np.ndarray  # [N]
+    ids: np.ndarray  # [N]
+    unit_weights: bool
+
+
+class Settings(NamedTuple):
+    """How walks are drawn and weighted."""
+
+    num_walks: int
+    max_length: int
+    halt_prob: float
+    coupling: int
+    weight_by_degree: bool
+
+
+class HashStates(NamedTuple):
+    """What the draws for moving and for halting begin with."""
+
+    move: np.uint64
+    halt: np.uint64
+
+
+class Walkers(NamedTuple):
+    """Walkers of one row that still walk, [W]."""
+
+    node: np.ndarray  # uint64
+    number: np.ndarray  # which walker it is
+    state: np.ndarray  # hash state for moving that has absorbed the number
+    record: np.ndarray  # the record that counts it
+    rank: np.ndarray  # how many of its record came before it
+    quantile: np.ndarray  # the draw for the next step; negative if it halts
+
+
+class SortedWalkers(NamedTuple):
+    """Walkers of one row that still walk, in order of the node they stand on, and scratch to move them, [W]."""
+
+    node: np.ndarray  # uint64
+    number: np.ndarray  # which walker it is
+    weight: np.ndarray  # product of W / p along the walk where it does not telescope
+    key: np.ndarray
+    order: np.ndarray
+    next_node: np.ndarray
+    next_number: np.ndarray
+    next_weight: np.ndarray
+
+
+@njit(**EXACT)
+def make_walkers(num_walks):
+    """Memory for walkers."""
+    return Walkers(
+        np.empty(num_walks, np.uint64), np.empty(num_walks, np.int64), np.empty(num_walks, np.uint64),
+        np.empty(num_walks, np.uint64), np.empty(num_walks), np.empty(num_walks),
+    )  # fmt: skip
+
+
+@njit(**EXACT)
+def make_sorted_walkers(num_walks):
+    """Memory for walkers that are kept in order."""
+    return SortedWalkers(
+        np.empty(num_walks, np.uint64), np.empty(num_walks, np.int64), np.empty(num_walks),
+        np.empty(num_walks, np.uint64), np.empty(num_walks, np.uint64),
+        np.empty(num_walks, np.uint64), np.empty(num_walks, np.int64), np.empty(num_walks),
+    )  # fmt: skip
+
+
+@njit(forceinline=True, **INNER)
+def absorb(state, word):
+    """The hash state after one more word."""
+    x = (state + _GOLDEN) ^ np.uint64(word)
+    x = (x ^ (x >> np.uint64(30))) * _FIRST
+    x = (x ^ (x >> np.uint64(27))) * _SECOND
+    return x ^ (x >> np.uint64(31))
+
+
+@njit(forceinline=True, **INNER)
+def row_states(states, start_id):
+    """The hash states of walkers that leave one node."""
+    return HashStates(absorb(states.move, start_id), absorb(states.halt, start_id))
+
+
+@njit(forceinline=True, **INNER)
+def uniform(state):
+    """A float64 in [0, 1) with 53 random bits."""
+    return np.float64(np.int64(state >> np.uint64(11))) * 2.0**-53
+
+
+@njit(forceinline=True, **INNER)
+def fraction(x):
+    """What is left of x in [0, 2) without its integer part."""
+    return x - 1.0 if x >= 1.0 else x
+
+
+@njit(forceinline=True, **INNER)
+def without_halting(quantile, halt_prob):
+    """A quantile that also decides on halting, rescaled for moving; negative if the walker halts."""
+    return (quantile - halt_prob) / (1.0 - halt_prob)
+
+
+@njit(forceinline=True, **INNER)
+def ends(graph, here, quantile):
+    """Whether a walker goes no further: it halts, which a negative quantile says, or its node has no out-edges."""
+    return graph.row_ptr[here] == graph.row_ptr[here + ONE] or quantile < 0.0
+
+
+@njit(forceinline=True, **INNER)
+def choose_edge(graph, here, quantile):
+    """Position of the edge whose share of a node's total weight holds the quantile."""
+    begin = graph.row_ptr[here]
+    degree = graph.row_ptr[here + ONE] - begin
+    if graph.unit_weights:
+        # The total weight is the degree, and a float64 below 2**53 keeps all its digits as an int64.
+        place = np.uint64(np.int64(quantile * np.float64(np.int64(degree))))
+        return begin + min(place, degree - ONE)
+    target = quantile * graph.degrees[here]
+    low, high = np.uint64(0), degree - ONE
+    while low < high:
+        middle = (low + high) >> ONE
+        if graph.cumulative[begin + middle] > target:
+            high = middle
+        else:
+            low = middle + ONE
+    return begin + low
+
+
+@njit(forceinline=True, **INNER)
+def _halts(settings, states, number, step):
+    """Whether a walker that goes its own way halts before a step."""
+    if settings.coupling == ANTITHETIC:
+        shared = uniform(absorb(absorb(states.halt, number // 2), step))
+        return fraction(shared + 0.5 * (number % 2)) < settings.halt_prob
+    return uniform(absorb(absorb(states.halt, number), step)) < settings.halt_prob
+
+
+@njit(**INNER)
+def draw_singly(settings, states, step, alive, walkers):
+    """Set the quantiles of walkers that go their own ways, negative if they halt."""
+    quantile = walkers.quantile
+    for w in range(alive):
+        quantile[w] = uniform(absorb(walkers.state[w], step))
+    if settings.halt_prob > 0.0:
+        for w in range(alive):
+            if _halts(settings, states, walkers.number[w], step):
+                quantile[w] = -1.0
+
+
+@njit(**INNER)
+def keep_walking(alive, walkers):
+    """Close the gaps that ended walkers have left; returns how many still walk."""
+    node, number, state, record, rank, _ = walkers
+    kept = 0
+    for w in range(alive):
+        if node[w] != NOWHERE:
+            node[kept], number[kept], state[kept] = node[w], number[w], state[w]
+            record[kept], rank[kept] = record[w], rank[w]
+            kept += 1
+    return kept
+
+
+@njit(**INNER)
+def _sort(key, order, count):
+    """Put into ``order`` where the keys, all different, are in ascending order; may sort the keys."""
+    if count <= _FEW:
+        # Every key counts those below it: no branches, and the loop becomes vector instructions.
+        for i in range(count):
+            place = ZERO
+            for j in range(count):
+                place += np.uint64(key[j] < key[i])
+            order[place] = i
+        return
+    for i in range(count):
+        order[i] = i
+    gap = 1
+    while 3 * gap + 1 < count:
+        gap = 3 * gap + 1
+    while gap > 0:
+        for i in range(gap, count):
+            moving, value = key[i], order[i]
+            j = i
+            while j >= gap and key[j - gap] > moving:
+                key[j], order[j] = key[j - gap], order[j - gap]
+                j -= gap
+            key[j], order[j] = moving, value
+        gap //= 3
+
+
+@njit(forceinline=True, **INNER)
+def _draw_sorted(settings, states, step, number, rank, size, shared):
+    """The quantile of a walker, the ``rank``-th of ``size`` on its node; negative if it halts."""
+    if settings.coupling == REPELLING:
+        quantile = fraction(rank / np.float64(size) + shared)
+        return without_halting(quantile, settings.halt_prob) if settings.halt_prob > 0.0 else quantile
+    if settings.halt_prob > 0.0 and _halts(settings, states, number, step):
+        return -1.0
+    return uniform(absorb(absorb(states.move, number), step))
+
+
+@njit(**INNER)
+def advance(graph, settings, states, step, alive, walkers):
+    """Let walkers, which are sorted by node, take one step, and sort them again; returns how many still walk."""
+    node, number, weight, key, order, next_node, next_number, next_weight = walkers
+    first, moved = 0, 0
+    while first < alive:
+        here = node[first]
+        size = 1
+        while first + size < alive and node[first + size] == here:
+            size += 1
+        shared = 0.0
+        if settings.coupling == REPELLING:
+            shared = uniform(absorb(absorb(states.move, graph.ids[here]), step))
+        for rank in range(size):
+            w = first + rank
+            quantile = _draw_sorted(settings, states, step, number[w], rank, size, shared)
+            if ends(graph, here, quantile):
+                continue
+            edge = choose_edge(graph, here, quantile)
+            product = weight[w]
+            if graph.signs.shape[0] > 0:
+                product = product * graph.signs[edge]
+            if settings.weight_by_degree:
+                product = product * graph.degrees[here]
+            # A stable sort by node: the place among the survivors breaks ties.
+            there = np.uint64(graph.columns[edge])
+            key[moved] = there * np.uint64(settings.num_walks) + np.uint64(moved)
+            next_node[moved], next_number[moved], next_weight[moved] = there, number[w], product
+            moved += 1
+        first += size
+    _sort(key, order, moved)
+    for w in range(moved):
+        source = order[w]
+        node[w], number[w], weight[w] = next_node[source], next_number[source], next_weight[source]
+    return moved
+
+
+@njit(**INNER)
+def _follow_singly(graph, settings, states, start, walkers, out):
+    """Write the walks of one row whose walkers go their own ways, [W, L + 1]."""
+    node, number = walkers.node, walkers.number
+    for w in range(settings.num_walks):
+        node[w], number[w], walkers.state[w], out[w, 0] = start, w, absorb(states.move, w), start
+    alive = settings.num_walks
+    for step in range(1, settings.max_length + 1):
+        draw_singly(settings, states, step, alive, walkers)
+        all_moved = True
+        for w in range(alive):
+            here, row, quantile = node[w], np.uint64(number[w]), walkers.quantile[w]
+            if ends(graph, here, quantile):
+                node[w], all_moved = NOWHERE, False
+                for rest in range(step, settings.max_length + 1):
+                    out[row, rest] = -1
+                continue
+            there = np.uint64(graph.columns[choose_edge(graph, here, quantile)])
+            node[w], out[row, step] = there, there
+        if not all_moved:
+            alive = keep_walking(alive, walkers)
+
+
+@njit(**INNER)
+def _follow_repelling(graph, settings, states, start, walkers, out):
+    """Write the walks of one row whose walkers share draws, [W, L + 1]."""
+    node, number = walkers.node, walkers.number
+    for w in range(settings.num_walks):
+        node[w], number[w], walkers.weight[w], out[w, 0] = start, w, 1.0, start
+    alive = settings.num_walks
+    for step in range(1, settings.max_length + 1):
+        for w in range(settings.num_walks):
+            out[w, step] = -1
+        alive = advance(graph, settings, states, step, alive, walkers)
+        for w in range(alive):
+            out[np.uint64(number[w]), step] = node[w]
+
+
+@njit(**EXACT)
+def _follow_block(block, graph, settings, states, starts, block_ptr, out):
+    """Rows of one block."""
+    walkers, sorted_walkers = make_walkers(settings.num_walks), make_sorted_walkers(settings.num_walks)
+    for row in range(block_ptr[block], block_ptr[block + 1]):
+        start = starts[row]
+        own = row_states(states, graph.ids[start])
+        if settings.coupling == REPELLING:
+            _follow_repelling(graph, settings, own, start, sorted_walkers, out[row])
+        else:
+            _follow_singly(graph, settings, own, start, walkers, out[row])
+
+
+def _follow_rows(graph, settings, states, starts, block_ptr, out):
+    """Follow every walker of every row, [R, W, L + 1]; -1 once it has ended."""
+    for block in prange(block_ptr.shape[0] - 1):
+        _follow_block(np.int64(block), graph, settings, states, starts, block_ptr, out)
+
+
+follow_kernel = Kernel(_follow_rows)
