@@ -282,11 +282,11 @@ def _sample_rows(graph, settings, states, scales, starts, block_ptr, capacity, t
 @njit(**EXACT)
 def _copy_block(block, block_ptr, capacity, pair_ptr, entry_ptr, row_ends, parts, row_ptr, out):
     """Copy one block."""
-    first = block_ptr[block] * capacity
-    pair, entry = pair_ptr[block], entry_ptr[block]
-    num_pairs, num_entries = pair_ptr[block + 1] - pair, entry_ptr[block + 1] - entry
+    origin, first_pair = block_ptr[block] * capacity, pair_ptr[block]
     for row in range(block_ptr[block], block_ptr[block + 1]):
-        row_ptr[row + 1] = row_ends[row] - first + pair
+        row_ptr[row + 1] = row_ends[row] - origin + first_pair
+    first, pair, entry = np.uint64(origin), np.uint64(first_pair), np.uint64(entry_ptr[block])
+    num_pairs, num_entries = np.uint64(pair_ptr[block + 1]) - pair, np.uint64(entry_ptr[block + 1]) - entry
     # Not by slices, which take Numba long to compile.
     for k in range(num_pairs):
         out.columns[pair + k] = parts.columns[first + k]
