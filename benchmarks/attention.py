@@ -38,7 +38,7 @@ def main(quick: bool = False) -> None:
         print("forward: measured", flush=True)
         times["slow peers"] = _slow_peers(mask, q, k, v, repeats=3)
         print("slow peers: measured", flush=True)
-    # Where gradients are asked for, entries are formed on the way at every call.
+    # Where gradients are asked for, entries are computed on the fly at every call.
     learnt = {"forward": lambda: tm.masked_attention(q, k, v, mask), "the entries alone": lambda: mask.on().entries()}
     times["when f has changed"] = measure.interleave(learnt, repeats)
     equal = find_equal_error((16, 16) if quick else (32, 32))

@@ -37,6 +37,7 @@ def check_mask(mask: Mask, graph: Graph | None = None, *, compile: bool = True) 
     """
     mask = copy.deepcopy(mask).double()
     if graph is not None:
+        # A ValueError where the mask belongs to no graph.
         mask.graph = graph
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -83,7 +84,7 @@ def check_magnitude(operator: Operator) -> None:
     """The magnitude dominates the absolute entries, and is its own magnitude."""
     magnitude = operator.magnitude()
     dense = magnitude.to_dense()
-    below = (operator.to_dense().abs() - dense).amax()
+    below = (operator.to_dense().abs() - dense).detach().amax()
     assert below <= 1e-10, f"magnitude() must dominate all entries, but is smaller by {float(below):.3g} somewhere."
     _assert_close("The magnitude of the magnitude", magnitude.magnitude().to_dense(), dense)
     x = _inputs(operator)
@@ -114,6 +115,9 @@ def check_entries(operator: Operator) -> None:
 def check_gradients(mask: Mask) -> None:
     """Gradients of products are right, in inputs and in parameters."""
     operator = mask.on()
+    for name, parameter in mask.named_parameters():
+        (used,) = torch.autograd.grad(mask.to_dense().sum(), parameter, allow_unused=True)
+        assert used is not None, f"No entry of the mask depends on the parameter {name!r}."
     parameters = [p for p in mask.parameters() if p.requires_grad]
     x = _inputs(operator, 2, batch=1).requires_grad_()
     y = _inputs(operator, 2, batch=1, queries=True).requires_grad_()
@@ -152,9 +156,12 @@ def check_batches(mask: Mask) -> None:
     assert graph is not None
     whole, alone = mask.on(Graph.batch([graph, graph])).to_dense(), mask.on(graph).to_dense()
     expected = torch.stack([torch.block_diag(block, block) for block in alone])
-    if whole.shape != expected.shape:
-        # Tokens in front of the nodes come first for all graphs.
-        return
+    prefix = alone.shape[-1] - graph.num_nodes
+    # Tokens in front of the nodes come first, for all graphs.
+    first = torch.cat([torch.arange(prefix), torch.arange(2 * prefix, 2 * prefix + graph.num_nodes)])
+    second = torch.cat([prefix + first[:prefix], graph.num_nodes + first[prefix:]])
+    order = torch.cat([first, second]).to(whole.device)
+    whole = whole[:, order][:, :, order]
     _assert_close("The mask on a batch of two equal graphs", whole, expected)
 
 
@@ -185,21 +192,24 @@ def check_compiled(mask: Mask) -> None:
     """Compiled attention gives the same values and gradients, and does so again with other parameters."""
     q, k, v = (x.requires_grad_() for x in _tokens(mask.on()))
     parameters = [p for p in mask.parameters() if p.requires_grad]
-
-    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return masked_attention(q, k, v, mask)
-
-    compiled = torch.compile(attend, fullgraph=True, backend="aot_eager")
-    for _ in range(2):
-        results = []
-        for run in (attend, compiled):
-            out = run(q, k, v)
-            results.append([out, *torch.autograd.grad(out.square().sum(), [q, k, v, *parameters])])
-        for one, other in zip(*results, strict=True):
-            _assert_close("Compiled attention, or its gradient,", other, one)
-        with torch.no_grad():
-            for parameter in parameters:
-                parameter.mul_(0.95)
+    few = torch.tensor([0], device=q.device)
+    ways: dict[str, Any] = {
+        "strategy 'auto'": lambda q, k, v: masked_attention(q, k, v, mask),
+        "strategy 'product'": lambda q, k, v: masked_attention(q, k, v, mask, strategy="product"),
+        "query_nodes": lambda q, k, v: masked_attention(q[:, :, :1], k, v, mask, query_nodes=few),
+    }
+    for name, attend in ways.items():
+        compiled = torch.compile(attend, fullgraph=True, backend="aot_eager")
+        for _ in range(2):
+            results = []
+            for run in (attend, compiled):
+                out = run(q, k, v)
+                results.append([out, *torch.autograd.grad(out.square().sum(), [q, k, v, *parameters])])
+            for one, other in zip(*results, strict=True):
+                _assert_close(f"Compiled attention with {name}, or its gradient,", other, one)
+            with torch.no_grad():
+                for parameter in parameters:
+                    parameter.mul_(0.95)
 
 
 def _inputs(operator: Operator, columns: int = 3, *, batch: int = 2, queries: bool = False) -> Tensor:

@@ -154,3 +154,13 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
     assert run.returncode == 0, run.stderr
     kilobytes = int(run.stdout)
     assert kilobytes < 1_500_000, kilobytes
+
+
+def test_what_cannot_be_planned_is_refused():
+    mask = tm.WalkMask(tm.path_graph(5), 4, 3, num_heads=4, seed=0)
+    with pytest.raises(ValueError, match="`kernel` must be one of .* but is 'sofmax'"):
+        tm.plan_attention(mask, 4, 4, kernel="sofmax")
+    with pytest.raises(ValueError, match="one head or num_heads=3, but has 4"):
+        tm.plan_attention(mask, 4, 4, num_heads=3)
+    with pytest.raises(ValueError, match=r"must be a topomask.Mask or an Operator, but is a Tensor"):
+        tm.plan_attention(torch.ones(3, 3), 4, 4)

@@ -43,15 +43,15 @@ def test_another_split_gives_other_metrics(trained, capsys):
 
 
 def test_what_is_no_run_is_refused(tmp_path):
-    assert f"{tmp_path} is no folder of a run: it has no config.json" in refused(tmp_path)
-    assert "nowhere is no folder of a run" in refused(tmp_path / "nowhere")
+    assert f"{tmp_path} is not a run folder: it has no config.json" in refused(tmp_path)
+    assert "nowhere is not a run folder" in refused(tmp_path / "nowhere")
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "is damaged: it is no JSON"),
-        ('{"recipe": "dig', "is damaged: it is no JSON"),
+        ("", "is damaged: it is not JSON"),
+        ('{"recipe": "dig', "is damaged: it is not JSON"),
         ("[]", "names no recipe"),
         ('{"recipe": 3}', "names no recipe"),
         ('{"recipe": "digitz"}', "Did you mean digits?"),

@@ -127,7 +127,7 @@ def test_options_that_cannot_be_obeyed_are_refused(runs, tmp_path, recipe, optio
 
 
 def test_what_is_no_run_is_refused(tmp_path):
-    assert "is no folder of a run" in refused(tmp_path, "file.png")
+    assert "is not a run folder" in refused(tmp_path, "file.png")
 
 
 @pytest.mark.usefixtures("forget_data")

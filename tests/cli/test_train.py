@@ -198,6 +198,10 @@ def test_a_damaged_checkpoint_is_named_and_an_older_one_taken(run, capsys):
     assert [{**line, "time": None} for line in after] == [{**line, "time": None} for line in before]
 
 
+def test_an_older_checkpoint_is_for_runs_that_go_on(tmp_path):
+    assert "Pass --resume too" in refused(["train", "digits", "--output", str(tmp_path), "--fallback"])
+
+
 def test_fine_tuning_takes_all_but_the_head(trained, tmp_path):
     start = trained / "checkpoints" / "best.safetensors"
     folder = tmp_path / "tuned"

@@ -31,7 +31,7 @@ def test_folds_are_read_in_both_layouts(file, layout, num_graphs):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('[{"tra', r"TINY.json is no JSON"),
+        ('[{"tra', r"TINY.json is not JSON"),
         ("3", r"TINY.json must be a list of folds, \[{.*}, ...\], with numbers of graphs from 0, but has none"),
         ("[]", r"must be a list of folds, .* but has none"),
         ("[3]", r"Fold 0 of .*TINY.json must have graphs for train, but has null"),

@@ -44,5 +44,5 @@ def test_only_runs_of_an_earlier_tour_are_removed(tmp_path, monkeypatch):
     demo_training.show_training(tmp_path)
     assert (tmp_path / "training" / "notes.txt").read_text() == "mine"
     (tmp_path / "training" / "grf" / "config.json").unlink()
-    with pytest.raises(FileNotFoundError, match="is no folder of a run"):
+    with pytest.raises(FileNotFoundError, match="is not a run folder"):
         demo_training.show_training(tmp_path)

@@ -10,6 +10,7 @@ import torch
 
 import topomask as tm
 from helpers.graphs import ragged_graph, star_graph
+from topomask.ops import derived
 from topomask.walks.modulation import Modulation
 from topomask.walks.recipe import WalkRecipe
 
@@ -235,3 +236,59 @@ def test_walks_on_a_default_graph_are_let_go_when_they_are_drawn_anew(graphs):
     mask.graph = graphs[0]
     gc.collect()
     assert [reference() is None for reference in gone] == [True, True]
+
+
+# Masks whose patterns are derived from one another, or from themselves.
+DERIVING = {name: lambda make=make: [make()] for name, make in MAKERS.items()} | {
+    "shared walks": lambda: [tm.WalkMask(None, 4, 3, seed=7, shared_walks=True)],
+    "both orders": lambda: [walk_mask() + tm.NeighborMask(), tm.NeighborMask() + walk_mask()],
+}
+
+
+@pytest.mark.parametrize("name", DERIVING)
+def test_patterns_that_were_derived_go_with_their_graph(name):
+    masks = DERIVING[name]()
+    gc.collect()
+    before = len(derived._kept)
+    for _ in range(3):
+        graph = tm.Graph.batch([ragged_graph(), star_graph(9)])
+        operators = [mask.on(graph) for mask in masks]
+        if operators[0].cost().pairs is None:
+            pytest.skip("no sparse entries")
+        for operator in operators:
+            tm.masked_attention(*torch.randn(3, 1, 2, operator.num_queries, 4), operator, strategy="pairs")
+    del graph, operators, operator
+    gc.collect()
+    assert len(derived._kept) == before
+
+
+def test_masks_with_walks_given_can_be_pickled_and_share_their_record(graphs):
+    graph = graphs[1]
+    walks = walk_mask().sample(graph)
+    masks = [tm.WalkMask(graph, 4, 3, num_heads=2, symmetric=False, walks=walks) for _ in range(2)]
+    assert masks[0].seed != masks[1].seed
+    assert masks[0].on()._record is masks[1].on()._record
+    other = pickle.loads(pickle.dumps(masks[0]))
+    assert torch.equal(other.to_dense(), masks[0].to_dense())
+    with pytest.raises(ValueError, match="max_length"):
+        tm.WalkMask(graph, 4, 2, num_heads=2, symmetric=False, walks=walks)
+
+
+def test_pickled_graphs_are_as_small_as_new_ones(graphs):
+    before = len(pickle.dumps(graphs[3]))
+    tm.WalkMask(graphs[3], 4, 3)
+    assert len(pickle.dumps(graphs[3])) == before
+
+
+def test_graphs_that_a_mask_cannot_be_on_are_refused_and_change_nothing(graphs):
+    mask = tm.WalkMask(graphs[1], 4, 3, seed=0)
+    before = mask.to_dense()
+    directed = tm.Graph.from_edges([(0, 1)], directed=True)
+    for graph, message in (("abc", "must be a topomask.Graph, but is a str"), (directed, "symmetric=False")):
+        with pytest.raises(ValueError, match=message):
+            mask.graph = graph
+    assert mask.graph is graphs[1]
+    assert torch.equal(mask.to_dense(), before)
+    for other in (tm.ToeplitzMask((2, 2)), tm.PrefixMask(tm.DenseMask(torch.ones(2, 2)))):
+        with pytest.raises(ValueError, match="belongs to no graph"):
+            other.graph = graphs[1]

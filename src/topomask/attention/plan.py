@@ -121,7 +121,13 @@ def plan_attention(
         >>> tm.plan_attention(mask, num_features=16, value_dim=16).strategy
         'dense'
     """
+    if not isinstance(mask, (Mask, Operator)):
+        raise ValueError(f"`mask` must be a topomask.Mask or an Operator, but is a {type(mask).__name__}.")
     operator = mask.on() if isinstance(mask, Mask) else mask
+    if kernel not in get_args(Kernel):
+        raise ValueError(f"`kernel` must be one of {get_args(Kernel)}, but is {kernel!r}.")
+    if num_heads is not None and operator.num_heads not in (1, num_heads):
+        raise ValueError(f"`mask` must have one head or num_heads={num_heads}, but has {operator.num_heads}.")
     problem = Problem.of(operator, num_features, value_dim, batch_size, num_heads, strategy, kernel, dropout)
     return _choose(problem) if torch.compiler.is_compiling() else _known(problem, id(costs.constants))
 

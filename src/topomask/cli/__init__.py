@@ -49,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def plain_failures(run: Callable[[argparse.Namespace], None], go_on: str = "") -> Callable[[argparse.Namespace], None]:
-    """Turn errors that a user can mend into one line, without a traceback; all others stay as they are.
+    """Turn errors that a user can fix into one line, without a traceback; all others stay as they are.
 
     With the environment variable ``TOPOMASK_DEBUG=1``, all do.
 

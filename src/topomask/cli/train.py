@@ -33,5 +33,7 @@ def run(options: argparse.Namespace) -> None:
     if options.fields:
         print(field_table(experiment))
         return
+    if options.fallback and not options.resume:
+        raise ValueError("`--fallback` chooses the checkpoint that --resume goes on from. Pass --resume too.")
     folder = Path("runs") / options.recipe if options.output is None else options.output
     train_recipe(experiment, folder, resume=options.resume, fallback=options.fallback)

@@ -50,7 +50,7 @@ def fair_splits(name: str, num_graphs: int | None = None, root: str | Path | Non
     try:
         found = json.loads(file.read_text())
     except ValueError as error:
-        raise ValueError(f"{file} is no JSON ({error}). It is cut off or another file. Get it again.") from None
+        raise ValueError(f"{file} is not JSON ({error}). It is cut off or another file. Get it again.") from None
     if not isinstance(found, list) or not found:
         raise ValueError(f"{file} must be a list of folds, {_LAYOUT}, but has none.")
     folds = [_fold(fold, num_graphs, f"Fold {number} of {file}") for number, fold in enumerate(found)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any, Literal, Self, get_args
 
@@ -73,8 +73,9 @@ class Graph:
         self._freeze()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without records, which are computed again, and without parts, which would travel twice."""
-        return {name: value for name, value in self.__dict__.items() if name != "_records"} | {"parts": ()}
+        """Without what is computed again, and without parts, which would travel twice."""
+        state = {entry.name: getattr(self, entry.name) for entry in fields(self) if entry.name != "_records"}
+        return state | {"parts": ()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state | {"_records": Records()})

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from topomask.graph import Graph
 from topomask.masks.entries import Entries
-from topomask.masks.frozen import keep
+from topomask.masks.kept import keep
 from topomask.masks.mask import Mask
 from topomask.masks.operator import Normalizer, Operator
 from topomask.ops import segments

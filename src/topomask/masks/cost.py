@@ -19,8 +19,6 @@ class Cost(NamedTuple):
     dense: int
     # Multiply-adds to compute the entries before they are used; 0 where they are at hand.
     refresh: int = 0
-    # Whether the normaliser takes entries of its own.
-    separate_magnitudes: bool = False
     # About how many entries a sparse operator has, and at most; None for one that is not sparse.
     pairs: int | None = None
     max_pairs: int | None = None

@@ -85,7 +85,7 @@ class DenseOperator(Operator):
 
     def cost(self) -> Cost:
         """Every entry of the matrix, which is given."""
-        return Cost(product=self.num_heads * self.num_queries * self.num_keys, dense=0, separate_magnitudes=True)
+        return Cost(product=self.num_heads * self.num_queries * self.num_keys, dense=0)
 
 
 def dense_product(matrix: Tensor, x: Tensor) -> Tensor:

@@ -276,7 +276,6 @@ class DiffusionOperator(BlockOperator):
             product,
             dense=sum(self._count_terms(_EXACT)) * step * self.num_keys,
             refresh=0 if self._is_kept else product * columns,
-            separate_magnitudes=self._values is not self._matrix.absolute,
             pairs=self._num_entries,
             max_pairs=self._num_entries,
         )

@@ -252,7 +252,6 @@ class ForestOperator(Operator):
             product=self.num_heads * (self._record.work if self._exponents is None else passes),
             dense=8 * self.num_queries * self.num_keys,
             refresh=0 if self._is_kept else self.num_heads * self.num_keys,
-            separate_magnitudes=not self._positive,
         )
 
 

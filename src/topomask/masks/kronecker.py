@@ -265,7 +265,6 @@ class KroneckerOperator(Operator):
             product=min(self._products()),
             dense=costs[0].dense + costs[1].dense + size,
             refresh=0 if self._is_kept else max(1, costs[0].refresh + costs[1].refresh + (count or 0)),
-            separate_magnitudes=costs[0].separate_magnitudes or costs[1].separate_magnitudes,
             pairs=count,
             max_pairs=None if bounds is None else self._bound(*bounds),
             tiles=tiles,

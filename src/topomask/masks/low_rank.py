@@ -131,7 +131,6 @@ class LowRankOperator(Operator):
             product,
             dense,
             refresh=0 if self._is_kept else product,
-            separate_magnitudes=not self._positive,
             rank=rank if self._tiles is None else None,
             # On a batch, every tile has a product of its keys with x.
             inner_rows=0 if self._tiles is None else len(self._tiles.group) * rank,

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from topomask.graph import Graph, path_graph
 from topomask.graph.records import Recipe, Record, find_record
-from topomask.masks.frozen import keep
+from topomask.masks.kept import keep
 from topomask.masks.operator import Normalizer, Operator
 
 
@@ -35,7 +35,7 @@ class Mask(nn.Module, ABC):
         ...         self.logit = torch.nn.Parameter(torch.zeros(num_heads))
         ...
         ...     def on(self, graph=None, walks=None):
-        ...         return PageRank(self, self.graph_or(graph))
+        ...         return PageRank(self, self.graph_or(graph, walks))
         >>> class PageRank(tm.Operator):
         ...     def __init__(self, mask, graph):
         ...         super().__init__(mask, graph)
@@ -63,13 +63,8 @@ class Mask(nn.Module, ABC):
 
     def __init__(self, graph: Graph | None = None, num_heads: int = 1) -> None:
         super().__init__()
-        if graph is not None and not isinstance(graph, Graph):
-            raise ValueError(
-                f"`graph` must be a topomask.Graph or None, but is a {type(graph).__name__}. Build one with "
-                "Graph.from_edges, Graph.from_pyg or a builder such as grid_graph."
-            )
         self.num_heads = num_heads
-        self._graph = graph
+        self._graph = None if graph is None else _as_graph(graph)
         # Follows the module to devices and precisions, whether or not there are parameters.
         self.register_buffer("_anchor", torch.empty(0), persistent=False)
 
@@ -89,7 +84,9 @@ class Mask(nn.Module, ABC):
 
     @graph.setter
     def graph(self, graph: Graph | None) -> None:
-        self._graph = graph
+        if graph is not None and not self.takes_graph:
+            raise ValueError(f"{type(self).__name__} belongs to no graph. Build a new mask for other tokens.")
+        self._graph = None if graph is None else _as_graph(graph)
 
     @property
     def kind(self) -> tuple[torch.dtype, torch.device]:
@@ -97,17 +94,16 @@ class Mask(nn.Module, ABC):
         tensor = next((x for x in self.parameters() if x.is_floating_point()), self._anchor)
         return torch.promote_types(tensor.dtype, torch.float32), tensor.device
 
-    def graph_or(self, graph: Graph | None) -> Graph:
-        """The graph, or the mask's own where it is None; a ValueError where there is none either."""
+    def graph_or(self, graph: Graph | None, walks: Any = None) -> Graph:
+        """The graph, or the mask's own where it is None; a ValueError where there is none, or walks are given."""
+        if walks is not None:
+            raise ValueError(f"`walks` were given, but {type(self).__name__} does not walk. Leave them out.")
+        graph = self._graph if graph is None else graph
         if graph is None:
-            graph = self._graph
-        if not isinstance(graph, Graph):
             raise ValueError(
                 f"{type(self).__name__} has no graph of its own. Build it with one, or call mask.on(graph)."
-                if graph is None
-                else f"`graph` must be a topomask.Graph, but is a {type(graph).__name__}. Use Graph.from_pyg, say."
             )
-        return graph
+        return _as_graph(graph)
 
     def to_dense(self) -> Tensor:
         """M on the mask's own graph as a dense tensor, [H, N_q, N_k], for small graphs and tests."""
@@ -163,11 +159,12 @@ class Mask(nn.Module, ABC):
 
     def _without_graph(self, make: Callable[[], Operator], graph: Any, walks: Any) -> Operator:
         """The operator of a mask that belongs to no graph; a ValueError where one is given."""
-        if graph is not None or walks is not None:
+        if graph is not None:
             raise ValueError(
-                f"{type(self).__name__} belongs to no graph, so it cannot be moved to {graph}"
-                f"{'' if walks is None else ' with walks'}. Build a new mask."
+                f"{type(self).__name__} belongs to no graph, so it cannot be moved to {graph}. Build a new mask."
             )
+        if walks is not None:
+            raise ValueError(f"`walks` were given, but {type(self).__name__} does not walk. Leave them out.")
         if torch.compiler.is_compiling():
             return make()
         if "_own" not in self.__dict__:
@@ -190,6 +187,15 @@ class Mask(nn.Module, ABC):
     def extra_repr(self) -> str:
         """Shown when the module is printed."""
         return f"{self._graph}, num_heads={self.num_heads}" if self.takes_graph else f"num_heads={self.num_heads}"
+
+
+def _as_graph(graph: Any) -> Graph:
+    if not isinstance(graph, Graph):
+        raise ValueError(
+            f"`graph` must be a topomask.Graph, but is a {type(graph).__name__}. Build one with Graph.from_edges, "
+            "Graph.from_pyg or a builder such as grid_graph."
+        )
+    return graph
 
 
 def check_serves_any_graph(mask: Mask, instead: str) -> None:
@@ -219,9 +225,7 @@ class GraphMask(Mask):
 
     def on(self, graph: Graph | None = None, walks: Any = None) -> Operator:
         """The operator on a graph."""
-        if walks is not None:
-            raise ValueError(f"`walks` were given, but {type(self).__name__} does not walk. Leave them out.")
-        graph = self.graph_or(graph)
+        graph = self.graph_or(graph, walks)
         record = self._record(graph)
         return self._keep(record, lambda: self._operator(graph, record))
 

@@ -47,9 +47,10 @@ class NeighborMask(GraphMask):
         Velickovic et al. (2018); Shi et al. (2021); Reid et al. (2025), App. B.6.
     """
 
+    _recipe: _NeighborRecipe
+
     def __init__(self, graph: Graph | None = None, *, weighted: bool = False, self_loops: bool = True) -> None:
         super().__init__(graph)
-        self.weighted, self.self_loops = weighted, self_loops
         self._recipe = _NeighborRecipe(weighted, self_loops).shared()
 
     def _operator(self, graph: Graph, record: _Neighbors) -> SparseOperator:
@@ -58,7 +59,7 @@ class NeighborMask(GraphMask):
 
     def extra_repr(self) -> str:
         """Shown when the module is printed."""
-        return f"{self.graph}, weighted={self.weighted}, self_loops={self.self_loops}"
+        return f"{self.graph}, weighted={self._recipe.weighted}, self_loops={self._recipe.self_loops}"
 
 
 @dataclass(eq=False)

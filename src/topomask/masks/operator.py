@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
@@ -35,6 +35,17 @@ def once(method: Callable[[Any], _Kept]) -> Callable[[Any], _Kept]:
         return self._once(method.__name__, lambda: method(self))
 
     return find
+
+
+def _guarded(method: Callable[..., _Kept]) -> Callable[..., _Kept]:
+    """A method of an operator that raises if a parameter was changed since the operator was made."""
+
+    @wraps(method)
+    def check(self: Any, *arguments: Any) -> _Kept:
+        self._check_unchanged()
+        return method(self, *arguments)
+
+    return check
 
 
 class Operator(ABC):
@@ -88,8 +99,16 @@ class Operator(ABC):
         if graph is not None:
             num_tokens, self.num_graphs = graph.num_nodes, graph.num_graphs
             self.key_groups = graph.groups_on(self.device)
-        assert num_tokens is not None
+        if num_tokens is None:
+            raise ValueError(f"The operator of {self.name} has no size. Pass the graph, or num_tokens.")
         self.num_queries = self.num_keys = num_tokens
+        self._watch(mask._state(), ())
+
+    def __init_subclass__(cls) -> None:
+        """Let what subclasses write instead of the defaults raise where a parameter has changed, too."""
+        for name in ("rmatmul", "entries", "to_dense", "submatrix", "magnitude"):
+            if name in cls.__dict__:
+                setattr(cls, name, _guarded(cls.__dict__[name]))
 
     @abstractmethod
     def matmul(self, x: Tensor) -> Tensor:
@@ -238,6 +257,13 @@ class Operator(ABC):
         """M as :meth:`to_dense` gives it, for reading only: kept where it is small."""
         is_small = self.num_heads * self.num_queries * self.num_keys <= MAX_KEPT_ENTRIES
         return self._once("dense", self.to_dense) if is_small else self.to_dense()
+
+    def _watch(self, state: Sequence[Tensor], parts: Sequence[Operator]) -> None:
+        """Remember in which state tensors are that it depends on, and operators that it is made of."""
+        if not torch.compiler.is_compiling():
+            self._watched = tuple((x, x._version) for x in state if not x.is_inference())
+            for part in parts:
+                self._watched += part._watched
 
     def _check_unchanged(self) -> None:
         """A RuntimeError if a parameter was changed since the operator was made."""

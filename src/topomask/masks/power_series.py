@@ -144,7 +144,7 @@ class PowerSeriesOperator(BlockOperator):
         return gather_blocks(self._blocks, lambda x: self.matmul(x.to(self.dtype).expand(self.num_heads, -1, -1)))
 
     def _keeps_powers(self, num_entries: int) -> bool:
-        """Whether powers are small and weights at rest, so that learning coefficients takes no products."""
+        """Whether powers are small and edge weights are not learnt, so that learning coefficients takes no products."""
         size = self._alpha.shape[1] * num_entries
         return not self._is_weighted and size <= _MAX_KEPT_POWERS and not torch.compiler.is_compiling()
 
@@ -178,7 +178,6 @@ class PowerSeriesOperator(BlockOperator):
             product,
             dense=numbers * nodes**2 if self._keeps_powers(nodes**2) else product * nodes,
             refresh=0 if self._is_kept else refresh,
-            separate_magnitudes=not self._is_positive(),
             pairs=self._num_entries,
             max_pairs=self._num_entries,
         )

@@ -143,7 +143,7 @@ class _OneGraph(DenseOperator):
         """Entries are looked up, twice where the magnitude has its own."""
         cost = super().cost()
         refresh = 0 if self._is_kept else cost.product * (1 if self._positive else 2)
-        return cost._replace(refresh=refresh, separate_magnitudes=not self._positive)
+        return cost._replace(refresh=refresh)
 
 
 @dataclass(eq=False)

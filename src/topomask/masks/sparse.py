@@ -56,7 +56,7 @@ class SparseOperator(Operator):
 
     def cost(self) -> Cost:
         """Entries over all heads."""
-        pattern, values, magnitudes = self._entries
+        pattern, values, _ = self._entries
         count = len(pattern.columns) * len(values)
         on_cpu = self.device.type == "cpu"
         tiles = None if self._tiles is None or not on_cpu else TileWork(*(x * len(values) for x in self._tiles))
@@ -64,7 +64,6 @@ class SparseOperator(Operator):
             product=count,
             dense=0,
             refresh=0 if self._is_kept else self._refresh,
-            separate_magnitudes=magnitudes is not values,
             pairs=count,
             max_pairs=count,
             tiles=tiles,

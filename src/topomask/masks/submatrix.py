@@ -18,8 +18,10 @@ def submatrix_by_products(operator: Operator, query_nodes: Tensor | None, key_no
     dtype, device = operator.dtype, operator.device
     probe = torch.zeros(operator.num_heads, operator.num_keys, 1, dtype=dtype, device=device)
     noisy = operator.product_noise(probe) is not None
-    # The noise is known for products with the transpose where the operator is square.
-    few_queries = num_queries < num_keys and not (noisy and operator.num_queries != operator.num_keys)
+    # The noise is known for products with the transpose where the operator is square, and the compiler cannot look into
+    # the derivative of every product.
+    is_known = not (noisy and operator.num_queries != operator.num_keys) and not torch.compiler.is_compiling()
+    few_queries = num_queries < num_keys and is_known
     few, many = (query_nodes, key_nodes) if few_queries else (key_nodes, query_nodes)
     # Entries may be much smaller than the noise of a product in single precision.
     work = torch.float64 if noisy else dtype

@@ -164,7 +164,7 @@ class SumOperator(Operator):
         return total
 
     def to_dense(self) -> Tensor:
-        """M, [H, N_q, N_k]; while weights are learnt, parts at rest are still kept."""
+        """M, [H, N_q, N_k]; while weights are learnt, parts that do not change are kept."""
         return self._add_up_dense([part._dense_weights() for part in self._parts])
 
     def submatrix(self, query_nodes: Tensor | None, key_nodes: Tensor | None) -> Tensor:
@@ -229,7 +229,6 @@ class SumOperator(Operator):
             product=product + len(costs) * self.num_heads * self.num_queries,
             dense=dense,
             refresh=0 if self._is_kept else max(1, sum([cost.refresh for cost in costs]) + (pairs or 0)),
-            separate_magnitudes=any(cost.separate_magnitudes for cost in costs) or not self._is_positive(),
             pairs=None if pairs is None else min(pairs, size),
             max_pairs=self._count([cost.max_pairs for cost in costs]),
             tiles=None if keys is None or alone is None else TileWork(keys, alone),

@@ -263,8 +263,7 @@ class ToeplitzOperator(Operator):
     def cost(self) -> Cost:
         """Transforms of the padded grid, P log2 P per head, also for the spectrum; dense entries are read off."""
         product = math.ceil(_COST * self.num_heads * self._padded_size * math.log2(2 * self._padded_size))
-        refresh = 0 if self._is_kept else product
-        return Cost(product, dense=0, refresh=refresh, separate_magnitudes=not self._positive)
+        return Cost(product, dense=0, refresh=0 if self._is_kept else product)
 
 
 def _check_shape(shape: int | Sequence[int]) -> tuple[int, ...]:

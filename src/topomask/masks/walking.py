@@ -168,8 +168,14 @@ class WalkingMask(Mask):
 
     @graph.setter
     def graph(self, graph: Graph | None) -> None:
-        self._graph, self._given = graph, None
-        self._bind()
+        before = self._graph, self._given
+        self._graph, self._given = None if graph is None else self.graph_or(graph), None
+        try:
+            self._bind()
+        except ValueError:
+            self._graph, self._given = before
+            self._bind()
+            raise
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         super()._apply(fn, recurse)
@@ -221,7 +227,7 @@ def _record_of(recipe: WalkRecipe, graph: Graph, walks: Walks, device: torch.dev
     """The record of walks that are there already; made once for all layers that are given them."""
     owner, *others = walks if isinstance(walks, tuple) else (walks,)
     # Graphs and walks are equal to themselves alone.
-    made_of = (recipe, graph, device, dtype, *others)
+    made_of = (graph, device, dtype, recipe.kind, *others)
     last = getattr(owner, "_last_record", None)
     if last is not None and last[0] == made_of:
         return last[1]
@@ -406,7 +412,6 @@ class WalkOperator(Operator):
             product=product,
             dense=product * self.num_keys,
             refresh=0 if self._is_kept else times * counts.triples * (2 if separate else 1),
-            separate_magnitudes=separate,
             pairs=times * counts.pairs,
             max_pairs=times * counts.triples,
             tiles=None if tiles is None else TileWork(times * tiles.keys, times * tiles.alone),

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils.weak import WeakTensorKeyDictionary
+from torch.utils.weak import TensorWeakRef, WeakTensorKeyDictionary
 
 # Results that are kept for one first tensor and different others.
 _MAX_SLOTS = 4
@@ -61,11 +61,12 @@ def _find(name: str, tensors: Sequence[Tensor], numbers: Sequence[int]) -> list[
     first, *others = tensors
     slots = _kept.setdefault(first, {}).setdefault((name, *numbers), [])
     for known, found in slots:
-        if len(known) == len(others) and all(a is b for a, b in zip(known, others, strict=True)):
+        if len(known) == len(others) and all(a() is b for a, b in zip(known, others, strict=True)):
             return found
     with torch.inference_mode(False), torch.no_grad():
         found = list(_derivations[name].compute(list(tensors), list(numbers)))
-    slots.append((others, found))
+    # Weak: the first tensor may be among the others, or kept alive by what is derived from these.
+    slots.append(([TensorWeakRef(other) for other in others], found))
     # The first tensor may outlive many others.
     del slots[:-_MAX_SLOTS]
     return found

@@ -1,1 +1,1 @@
-"""Experiments, one per table or figure."""
+"""Ready configs for ``topomask train``, and what the command line shows of masks, graphs and runs."""

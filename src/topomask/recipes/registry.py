@@ -97,14 +97,14 @@ def read_experiment(folder: Path) -> Experiment:
     """What was trained in a folder."""
     path = folder / "config.json"
     if not path.is_file():
-        raise FileNotFoundError(f"{folder} is no folder of a run: it has no config.json. Pass what --output was.")
+        raise FileNotFoundError(f"{folder} is not a run folder: it has no config.json. Pass what --output was.")
     try:
         record = json.loads(path.read_text())
     except ValueError as error:
-        raise ValueError(f"{path} is damaged: it is no JSON ({error}).") from None
+        raise ValueError(f"{path} is damaged: it is not JSON ({error}).") from None
     if not isinstance(record, dict) or not isinstance(record.get("recipe"), str):
         raise ValueError(f"{path} names no recipe, so it was not written by topomask train.")
     try:
         return from_dict(type(recipe(record["recipe"])), record)
     except ValueError as error:
-        raise ValueError(f"{path} is no config of this version of topomask: {error}") from None
+        raise ValueError(f"{path} is not a config of this version of topomask: {error}") from None

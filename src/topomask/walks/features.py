@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any, Literal, Self, get_args
 
@@ -56,6 +56,10 @@ class WalkFeatures:
     max_length: int
     normalization: Normalization
     weighting: Weighting = "importance"
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without what is computed of the walks."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
 
     @property
     def num_rows(self) -> int:

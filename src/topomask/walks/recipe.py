@@ -56,6 +56,12 @@ class WalkRecipe(Recipe):
         """Whether keys have walks of their own."""
         return self.symmetric and not self.shared_walks
 
+    @property
+    def kind(self) -> tuple[Any, ...]:
+        """What walks are of, apart from how they are drawn."""
+        sharing = self.symmetric, self.shared_walks, self.shared_heads
+        return self.num_heads, self.max_length, self.normalization, self.weighting, *sharing
+
     def make(self, graph: Graph, device: torch.device, dtype: torch.dtype) -> WalkRecord:
         """The record of a graph with its walks, which are sampled once, for any device and precision."""
         return self.record_of(graph, self.find(graph), device, dtype)

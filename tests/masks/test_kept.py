@@ -13,7 +13,7 @@ from helpers.graphs import ragged_graph, star_graph
 from helpers.mask_cases import CASES, MASKS
 from helpers.mask_cases.walks import random_f, walk_mask
 from helpers.operator_inputs import columns, strategies, tokens
-from topomask.masks import frozen
+from topomask.masks import kept
 
 EXACT = {"rtol": 1e-9, "atol": 1e-9}
 
@@ -317,14 +317,14 @@ def before_seed(name: str) -> int:
 def test_large_parameters_are_told_apart_by_their_versions():
     """Nothing of the size of a graph is compared by value."""
     mask = tm.DenseMask(nn.Parameter(torch.randn(80, 80)))
-    assert mask.matrix.numel() > frozen._MAX_COMPARED
+    assert mask.matrix.numel() > kept._MAX_COMPARED
     with torch.no_grad():
         before = mask.on()
         assert mask.on() is before
         mask.matrix.mul_(2.0)
         assert mask.on() is not before
         assert torch.equal(mask.to_dense()[0], mask.matrix)
-    assert frozen.Seen.now(mask.matrix).values is None
+    assert kept.Seen.now(mask.matrix).values is None
 
 
 def test_parameters_made_in_inference_mode_are_never_kept():
@@ -344,3 +344,38 @@ def test_parameters_that_no_operator_is_made_of_are_not_looked_at():
         assert first.on() is before
         (first + second).on()
         assert first.on() is before
+
+
+@pytest.mark.parametrize(
+    ("mask", "setting", "value"),
+    [
+        (lambda graph: tm.VisitMask(graph, 4, 3, seed=0), "normalize", True),
+        (lambda graph: tm.PrefixMask(tm.NeighborMask(graph)), "num_prefix", 2),
+        (lambda graph: tm.DiffusionMask(graph, time=3.0), "tolerance", 0.3),
+        (lambda graph: tm.NeighborMask(graph), "default_normalizer", "signed"),
+    ],
+)
+def test_settings_that_change_are_seen(mask, setting, value):
+    mask = mask(tm.grid_graph(3, 3))
+    with torch.no_grad():
+        before = mask.on()
+        setattr(mask, setting, value)
+        assert mask.on() is not before
+
+
+def test_large_parameters_that_move_in_memory_are_seen():
+    mask = tm.LearnedFeatureMask(70)
+    assert mask.features.numel() > kept._MAX_COMPARED
+    with torch.no_grad():
+        before = mask.to_dense().clone()
+        mask.features.data = mask.features.data + 1.0
+        assert not torch.allclose(mask.to_dense(), before)
+
+
+@pytest.mark.parametrize("name", ["to_dense", "entries", "magnitude"])
+def test_an_operator_is_not_used_after_a_change(name):
+    mask = walk_mask(ragged_graph())
+    operator = mask.on()
+    optimiser_step(mask)
+    with pytest.raises(RuntimeError, match="An operator is a snapshot"):
+        getattr(operator, name)()

@@ -21,6 +21,7 @@ class Seen(NamedTuple):
 
     tensor: Tensor
     version: int
+    address: int
     values: Tensor | None
 
     @classmethod
@@ -28,11 +29,11 @@ class Seen(NamedTuple):
         """A tensor as it is."""
         with torch.inference_mode(False):
             values = tensor.detach().clone() if _is_compared(tensor) else None
-        return cls(tensor, tensor._version, values)
+        return cls(tensor, tensor._version, tensor.data_ptr(), values)
 
     def is_same(self, tensor: Tensor) -> bool:
         """Whether this is the tensor, and nothing was written to it."""
-        if self.tensor is not tensor or self.version != tensor._version:
+        if self.tensor is not tensor or self.version != tensor._version or self.address != tensor.data_ptr():
             return False
         # A parameter may be moved to another precision in place.
         return self.values is None or (self.values.dtype == tensor.dtype and torch.equal(self.values, tensor.detach()))
@@ -42,18 +43,27 @@ def _is_compared(tensor: Tensor) -> bool:
     return tensor.device.type == "cpu" and tensor.numel() <= _MAX_COMPARED
 
 
+def _settings(mask: Mask) -> list[Any]:
+    """Public attributes of a mask that are plain numbers or words, which may be assigned to."""
+    return [
+        value
+        for name, value in mask.__dict__.items()
+        if name[0] != "_" and name != "training" and isinstance(value, (bool, int, float, str))
+    ]
+
+
 class _Kept(NamedTuple):
     """An operator, and what it was made of."""
 
     operator: Operator
     state: list[Seen]
     parts: Sequence[Operator]
-    kind: Any
+    settings: Any
 
-    def fits(self, state: Sequence[Tensor], parts: Sequence[Operator], kind: Any) -> bool:
+    def fits(self, state: Sequence[Tensor], parts: Sequence[Operator], settings: Any) -> bool:
         """Whether nothing has changed."""
         return (
-            self.kind == kind
+            self.settings == settings
             and (len(self.state), len(self.parts)) == (len(state), len(parts))
             and all(a is b for a, b in zip(self.parts, parts, strict=True))
             and all(a.is_same(b) for a, b in zip(self.state, state, strict=True))
@@ -79,21 +89,20 @@ def keep(
     if torch.compiler.is_compiling():
         return make()
     learns = torch.is_grad_enabled()
-    watched = tuple((x, x._version) for x in state if not x.is_inference())
-    for part in parts:
-        watched += part._watched
     # Kept while no gradient is asked for, if changes can be noticed.
     if any(x.is_meta or x.is_inference() or (learns and x.requires_grad) for x in state) or not all(
         part._is_kept for part in parts
     ):
         operator = make()
-        operator._is_kept, operator._watched = False, watched
+        operator._is_kept = False
+        operator._watch(state, parts)
         return operator
-    kept, kind = slots(), mask.kind
+    kept, settings = slots(), (mask.kind, _settings(mask))
     last: _Kept | None = kept.get(mask)
-    if last is None or not last.fits(state, parts, kind):
+    if last is None or not last.fits(state, parts, settings):
         with torch.inference_mode(False), torch.no_grad():
             operator = make()
-        operator._is_kept, operator._watched = True, watched
-        last = kept[mask] = _Kept(operator, [Seen.now(tensor) for tensor in state], parts, kind)
+        operator._is_kept = True
+        operator._watch(state, parts)
+        last = kept[mask] = _Kept(operator, [Seen.now(tensor) for tensor in state], parts, settings)
     return last.operator

@@ -1,0 +1,120 @@
+"""The laws that users try their own masks on: they hold for the library's masks, and fail where something is wrong."""
+
+import pytest
+import torch
+
+import topomask as tm
+from helpers.graphs import ragged_graph
+from helpers.mask_cases import MASKS
+
+
+class PageRankMask(tm.Mask):
+    """A mask as a user writes it: the example of `tm.Mask`."""
+
+    def __init__(self, graph=None, num_heads=1, kind=None):
+        super().__init__(graph, num_heads)
+        self.logit = torch.nn.Parameter(torch.zeros(num_heads))
+        self.operator_kind = PageRank if kind is None else kind
+
+    def on(self, graph=None, walks=None):
+        return self.operator_kind(self, self.graph_or(graph, walks))
+
+
+class PageRank(tm.Operator):
+    def __init__(self, mask, graph):
+        super().__init__(mask, graph)
+        self.stay, self.step = mask.logit.sigmoid()[:, None, None], graph.matrix("row", *mask.kind)
+
+    def matmul(self, x):
+        out = x
+        for _ in range(6):
+            out = self.stay * x + (1 - self.stay) * self.step.multiply(out)
+        return out
+
+    def magnitude(self):
+        return self
+
+
+class Untransposed(PageRank):
+    def rmatmul(self, x):
+        return self.matmul(x)
+
+
+class SmallMagnitude(PageRank):
+    def magnitude(self):
+        other = self._copy()
+        other.stay = 0.5 * self.stay
+        return other
+
+
+class WrongDense(PageRank):
+    def to_dense(self):
+        return 1.01 * super().to_dense()
+
+
+class SeesAllGraphs(PageRank):
+    def matmul(self, x):
+        return super().matmul(x) + x.sum(dim=-2, keepdim=True)
+
+
+class Detached(PageRank):
+    def __init__(self, mask, graph):
+        super().__init__(mask, graph)
+        self.stay = self.stay.detach()
+
+
+class HalfGradient(PageRank):
+    def __init__(self, mask, graph):
+        super().__init__(mask, graph)
+        self.stay = 0.5 * self.stay + 0.5 * self.stay.detach()
+
+
+WRONG = {
+    Untransposed: "The adjoint",
+    SmallMagnitude: "must dominate",
+    WrongDense: "The product",
+    SeesAllGraphs: "batch of two equal graphs",
+    Detached: "depends on the parameter 'logit'",
+    HalfGradient: "",
+}
+
+
+@pytest.mark.parametrize("compile", [False, True])
+def test_a_mask_of_ones_own_passes(compile):
+    tm.testing.check_mask(PageRankMask(ragged_graph(), num_heads=2), compile=compile)
+    tm.testing.check_mask(PageRankMask(num_heads=2), ragged_graph(), compile=False)
+
+
+@pytest.mark.parametrize("kind", WRONG)
+def test_what_is_wrong_is_named(kind):
+    graph = ragged_graph()
+    # Gradients that are wrong are torch's to name.
+    with pytest.raises((AssertionError, RuntimeError), match=WRONG[kind]):
+        tm.testing.check_mask(PageRankMask(graph, num_heads=2, kind=kind), compile=False)
+
+
+@pytest.mark.parametrize("name", ["walk_symmetric", "walk_shared_heads", "prefix", "sum", "toeplitz_free", "dense"])
+def test_masks_of_the_library_pass(name):
+    found = [mask for mask in MASKS if mask.startswith(name)]
+    assert found
+    tm.testing.check_mask(MASKS[found[0]](), compile=False)
+
+
+def test_graphs_of_masks_that_take_none_are_refused():
+    with pytest.raises(ValueError, match="ToeplitzMask belongs to no graph"):
+        tm.testing.check_mask(tm.ToeplitzMask((2, 2)), tm.grid_graph(3, 3))
+
+
+def test_walks_of_a_mask_that_does_not_walk_are_refused():
+    with pytest.raises(ValueError, match="PageRankMask does not walk"):
+        PageRankMask(tm.path_graph(3)).on(walks="nonsense")
+
+
+def test_an_operator_of_ones_own_raises_after_a_parameter_changed():
+    mask = PageRankMask(tm.path_graph(3))
+    operator = mask.on()
+    with torch.no_grad():
+        mask.logit.add_(1.0)
+    for use in (operator.to_dense, operator.magnitude, lambda: operator @ torch.ones(1, 3, 1)):
+        with pytest.raises(RuntimeError, match="An operator is a snapshot"):
+            use()
