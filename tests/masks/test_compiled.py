@@ -29,7 +29,13 @@ MASKS = {
 # Compilers look at the gradient of whatever they are given.
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 
-WALKING = ["walk", "asymmetric", "shared heads", "visit", "prefix", "sum"]
+# All of them take minutes.
+QUICK = ("walk", "sum", "diffusion")
+NAMES = [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in MASKS]
+WALKING = [
+    "walk",
+    *(pytest.param(x, marks=pytest.mark.slow) for x in ("asymmetric", "shared heads", "visit", "prefix", "sum")),
+]
 
 
 @pytest.fixture(autouse=True)
@@ -76,7 +82,7 @@ def tokens(mask: tm.Mask) -> int:
 
 
 @pytest.mark.parametrize("strategy", ["pairs", "product", "dense"])
-@pytest.mark.parametrize("name", MASKS)
+@pytest.mark.parametrize("name", NAMES)
 def test_the_default_graph_is_an_input_of_compiled_code(name, strategy):
     mask = MASKS[name](FIRST)
     if strategy == "pairs" and mask.on().cost().pairs is None:
@@ -89,7 +95,7 @@ def test_the_default_graph_is_an_input_of_compiled_code(name, strategy):
     assert compiled.counter.frame_count <= 3
 
 
-@pytest.mark.parametrize("name", MASKS)
+@pytest.mark.parametrize("name", NAMES)
 def test_operators_made_outside_are_inputs_of_compiled_code(name):
     mask = MASKS[name](FIRST)
     compiled, parameters = Compiled(), list(mask.parameters())
@@ -98,7 +104,7 @@ def test_operators_made_outside_are_inputs_of_compiled_code(name):
     assert compiled.counter.frame_count <= 3
 
 
-@pytest.mark.parametrize("name", MASKS)
+@pytest.mark.parametrize("name", NAMES)
 def test_graphs_are_inputs_of_compiled_code(name):
     mask = MASKS[name](FIRST)
     attend = torch.compile(

@@ -1,4 +1,4 @@
-"""Every mask compiles to one graph of operations, forward and backward; minutes, so it is not in the default run."""
+"""Every mask compiles to one graph of operations, forward and backward."""
 
 import pytest
 import torch
@@ -9,7 +9,17 @@ from helpers.operator_inputs import columns, strategies, tokens
 
 EXACT = {"rtol": 1e-9, "atol": 1e-9}
 
-pytestmark = pytest.mark.slow
+# All of them take minutes.
+QUICK = (
+    "walk_symmetric",
+    "walk_batch",
+    "visit_normalized",
+    "prefix_walk",
+    "sum_learnt",
+    "toeplitz_grid",
+    "selected_walk",
+)
+NAMES = [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in CASES]
 
 
 @pytest.fixture(autouse=True)
@@ -32,7 +42,7 @@ def compare(eager, inputs: list[torch.Tensor], parameters: list[torch.Tensor]) -
 
 
 @pytest.mark.parametrize("kernel", ["linear", "softmax"])
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", NAMES)
 def test_attention(name, kernel):
     torch.manual_seed(0)
     case = CASES[name]()
@@ -48,7 +58,7 @@ def test_attention(name, kernel):
         compare(run, [q, k, v], case.parameters())
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", NAMES)
 def test_products(name):
     """With the mask, and with its transpose."""
     torch.manual_seed(0)
