@@ -20,8 +20,8 @@ from benchmarks import graphs, report
 from benchmarks.memory import peak_extra_bytes
 from benchmarks.strategies import WAYS, Case, run_case
 from topomask.masks.registry import ON_GRAPHS
-from topomask.recipes.named_graphs import load_graph
-from topomask.recipes.named_masks import build_mask
+from topomask.pictures.named_graphs import load_graph
+from topomask.pictures.named_masks import build_mask
 
 WIDTH = 32
 SIDES = (8, 16, 32, 64)

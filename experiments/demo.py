@@ -22,8 +22,8 @@ from torch.nn import functional as F
 import topomask as tm
 from experiments.demo_training import show_training
 from experiments.estimates import convergence, mask_errors
-from topomask.recipes.pages import Picture, Section, Table, draw_picture, to_html, to_text
-from topomask.recipes.plots import write_content
+from topomask.pictures.pages import Picture, Section, Table, draw_picture, to_html, to_text
+from topomask.pictures.plots import write_content
 
 COLOURS = "YlOrRd"
 TOKENS = (128, 256)

@@ -11,10 +11,10 @@ from pathlib import Path
 import torch
 from matplotlib.figure import Figure
 
+from topomask.pictures.pages import Picture, Section, Table, draw_picture
+from topomask.pictures.plots import write_content
 from topomask.recipes import images
 from topomask.recipes.images import ImageExperiment
-from topomask.recipes.pages import Picture, Section, Table, draw_picture
-from topomask.recipes.plots import write_content
 from topomask.recipes.registry import read_experiment
 from topomask.train import Result, plot_modulations, read_metrics
 

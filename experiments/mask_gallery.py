@@ -11,10 +11,10 @@ import torch
 from matplotlib.figure import Figure
 
 import topomask as tm
-from topomask.recipes.layouts import layout
-from topomask.recipes.named_graphs import NamedGraph, load_graph
-from topomask.recipes.named_masks import build_mask
-from topomask.recipes.plots import add_colour_bar, draw_on_graph, mask_rows, save_figure, shades
+from topomask.pictures.layouts import layout
+from topomask.pictures.named_graphs import NamedGraph, load_graph
+from topomask.pictures.named_masks import build_mask
+from topomask.pictures.plots import add_colour_bar, draw_on_graph, mask_rows, save_figure, shades
 
 
 class Panel(NamedTuple):

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 import topomask as tm
 from experiments import flops
 from experiments.estimates import convergence
-from topomask.recipes.pages import Section, Table, draw_picture
+from topomask.pictures.pages import Section, Table, draw_picture
 from topomask.walks import theory
 
 Metrics = dict[str, Any]

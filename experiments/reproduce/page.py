@@ -7,8 +7,8 @@ from pathlib import Path
 from experiments.reproduce.registry import GROUPS, STUDIES, compare, reproduce
 from experiments.reproduce.results import ResultFolder
 from experiments.reproduce.study import Study, collect
-from topomask.recipes.pages import Section, to_markdown
-from topomask.recipes.plots import write_content
+from topomask.pictures.pages import Section, to_markdown
+from topomask.pictures.plots import write_content
 
 _HEAD = """# Results
 

@@ -11,7 +11,7 @@ from matplotlib.ticker import LogFormatter
 
 from experiments.reproduce.study import Study, collect
 from experiments.reproduce.targets import published
-from topomask.recipes.pages import Picture, Section, draw_picture
+from topomask.pictures.pages import Picture, Section, draw_picture
 from topomask.train import read_metrics
 
 

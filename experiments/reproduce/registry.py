@@ -15,7 +15,7 @@ from experiments.reproduce.results import ResultFolder, RunResult
 from experiments.reproduce.study import Study, run_study
 from experiments.reproduce.summary import count_targets, overview, pool, summarize
 from topomask.data import MOTIFS, NODE_SETS
-from topomask.recipes.pages import Section
+from topomask.pictures.pages import Section
 from topomask.support.near_names import look_up
 from topomask.train.run_folder import versions
 

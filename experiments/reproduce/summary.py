@@ -10,7 +10,7 @@ from typing import Any
 from experiments.reproduce.statistics import Difference, paired_difference, spread
 from experiments.reproduce.study import Cell, Claim, Study, chosen_runs, collect
 from experiments.reproduce.targets import Target, published
-from topomask.recipes.pages import Section, Table
+from topomask.pictures.pages import Section, Table
 
 
 def summarize(study: Study, results: Path) -> Section:

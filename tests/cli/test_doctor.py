@@ -1,8 +1,8 @@
 import pytest
 
 import topomask as tm
+from topomask import checkup
 from topomask.cli import main
-from topomask.recipes import checkup
 
 
 def test_a_healthy_installation_passes(capsys):

@@ -14,7 +14,8 @@ ROOT = Path(__file__).parents[2]
 BAR = 90
 # Other domains: the parts of the library that pictures have no use for.
 OTHERS = {
-    "recipes": ("graphs", "nodes", "particles", "videos", "mask_pictures", "plots", "pages"),
+    "recipes": ("graphs", "nodes", "particles", "videos"),
+    "pictures": ("mask_pictures", "plots", "pages"),
     "models": ("baselines", "graph_masks", "graph_transformer", "interlacer", "neighbors", "video"),
     "data": ("cifar", "folds", "graph_set", "image_folder", "mnist", "motifs", "node_sets", "particles", "tu"),
     "masks": tuple({entry.module for entry in MASKS.values()} - {"walk"}),

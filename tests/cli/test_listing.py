@@ -6,7 +6,7 @@ from topomask.cli.listing import KINDS
 from topomask.data import ENTRIES, MOTIFS, NODE_SETS, TU_SETS
 from topomask.masks.registry import ON_GRAPHS
 from topomask.models.attention_variants import VARIANTS
-from topomask.recipes.named_graphs import BUILDERS
+from topomask.pictures.named_graphs import BUILDERS
 from topomask.recipes.registry import RECIPES
 
 DATA = (*ENTRIES, *TU_SETS, *MOTIFS, *NODE_SETS)

@@ -70,7 +70,7 @@ def test_mistakes_are_named(tmp_path, capsys, arguments, message):
 
 def test_without_matplotlib_the_message_says_what_to_install(monkeypatch):
     for name in list(sys.modules):
-        if name.startswith("topomask.recipes.") and name != "topomask.recipes.named_masks":
+        if name.startswith("topomask.pictures.") and name != "topomask.pictures.named_masks":
             monkeypatch.delitem(sys.modules, name)
     for name in [name for name in sys.modules if name.split(".")[0] == "matplotlib"]:
         monkeypatch.delitem(sys.modules, name)

@@ -13,8 +13,8 @@ import topomask as tm
 from topomask.masks.registry import MASKS, ON_GRAPHS
 from topomask.models import GraphMaskOptions
 from topomask.models.graph_masks import GRAPH_MASKS, layer_masks, options_of
-from topomask.recipes.named_graphs import BUILDERS, load_graph
-from topomask.recipes.named_masks import build_mask
+from topomask.pictures.named_graphs import BUILDERS, load_graph
+from topomask.pictures.named_masks import build_mask
 
 LEARNT = ["learnable", "shared_heads"]
 
@@ -74,7 +74,7 @@ def test_options_of_graph_transformers():
 
 def test_nothing_heavy_is_imported():
     code = (
-        "import sys, topomask.masks.registry, topomask.recipes.named_masks\n"
+        "import sys, topomask.masks.registry, topomask.pictures.named_masks\n"
         "assert not {'torch', 'numpy', 'scipy', 'matplotlib'} & set(sys.modules)"
     )
     environment = os.environ | {"PYTHONPATH": str(Path(tm.__file__).parents[1])}

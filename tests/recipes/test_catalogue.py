@@ -1,8 +1,8 @@
 import pytest
 
 from topomask.cli.listing import KINDS
+from topomask.pictures.named_graphs import load_graph
 from topomask.recipes.catalogue import catalogue
-from topomask.recipes.named_graphs import load_graph
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "studies"])

@@ -15,7 +15,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 @plain_failures
 def run(options: argparse.Namespace) -> None:  # noqa: ARG001
     """Look, test, and say what is wrong; exits with 1 where something is."""
-    from topomask.recipes.checkup import examine
+    from topomask.checkup import examine
 
     healthy = True
     for name, finding, good in examine():

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from topomask.cli import plain_failures
 from topomask.masks.registry import ON_GRAPHS
-from topomask.recipes.named_masks import parse_settings
+from topomask.pictures.named_masks import parse_settings
 
 _GRAPHS = "grid:16x16, path:64, cycle:32, hypercube:6, knn:200:4, tree:100, ba:100:2"
 _FILES = "edge list (.txt, .csv, .tsv, .edges), .npz, .mtx, .gml, .graphml or mesh (.obj)"
@@ -40,7 +40,7 @@ def run(options: argparse.Namespace) -> None:
     """Draw what was asked for, and print what is known of the mask."""
     settings = parse_settings(options.set)
     try:
-        from topomask.recipes.mask_pictures import draw_mask
+        from topomask.pictures.mask_pictures import draw_mask
     except ModuleNotFoundError as error:
         message = f"Pictures need {error.name}. Install it with: pip install 'topomask[plot]'"
         raise ModuleNotFoundError(message, name=error.name) from None

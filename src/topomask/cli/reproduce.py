@@ -54,8 +54,8 @@ def run(options: argparse.Namespace) -> None:
     studies = import_from_checkout("experiments.reproduce.registry")
     import torch
 
-    from topomask.recipes.pages import to_html, to_text
-    from topomask.recipes.plots import write_content
+    from topomask.pictures.pages import to_html, to_text
+    from topomask.pictures.plots import write_content
 
     if options.threads is not None:
         torch.set_num_threads(options.threads)

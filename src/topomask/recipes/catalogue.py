@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from topomask.data import ENTRIES, MOTIFS, NODE_SETS, TU_SETS
 from topomask.masks.registry import ON_GRAPHS
 from topomask.models.attention_variants import VARIANTS
-from topomask.recipes.named_graphs import BUILDERS
+from topomask.pictures.named_graphs import BUILDERS
 from topomask.recipes.registry import RECIPES, find_recipe
 
 

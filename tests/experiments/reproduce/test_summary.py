@@ -8,7 +8,7 @@ from experiments.reproduce.study import NOT_AVAILABLE, numbers_config
 from experiments.reproduce.summary import count_targets, overview, pool, summarize
 from experiments.reproduce.targets import Target
 from helpers.toy_study import STUDY, Toy, run
-from topomask.recipes.pages import to_text
+from topomask.pictures.pages import to_text
 
 
 def test_the_table_has_the_papers_values_ours_and_what_holds(tmp_path):

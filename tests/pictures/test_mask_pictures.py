@@ -7,8 +7,8 @@ import torch
 
 import topomask as tm
 from topomask.masks.walking import WalkOperator
-from topomask.recipes import mask_pictures
-from topomask.recipes.mask_pictures import draw_mask
+from topomask.pictures import mask_pictures
+from topomask.pictures.mask_pictures import draw_mask
 
 HEADS = {".png": b"\x89PNG", ".svg": b"<?xml", ".pdf": b"%PDF", ".html": b"<!DOCTYPE html>"}
 

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 import topomask as tm
-from topomask.recipes.named_graphs import BUILDERS, load_graph
+from topomask.pictures.named_graphs import BUILDERS, load_graph
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_what_is_no_graph_is_named(text, message):
 
 def test_the_list_of_graphs_in_the_help_is_complete():
     from topomask.cli.mask import _FILES, _GRAPHS
-    from topomask.recipes.graph_files import READERS
+    from topomask.pictures.graph_files import READERS
 
     assert [f"{name}:{builder.example}" for name, builder in BUILDERS.items()] == _GRAPHS.split(", ")
     assert all(suffix in _FILES for suffix in READERS)

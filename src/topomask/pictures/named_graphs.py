@@ -11,7 +11,7 @@ import numpy as np
 
 import topomask as tm
 from topomask.graph.input import Array
-from topomask.recipes import graph_files
+from topomask.pictures import graph_files
 
 # Nodes of a graph that can be drawn.
 MAX_NODES = 20_000

@@ -9,7 +9,7 @@ import pytest
 import scipy.io
 import scipy.sparse as sp
 
-from topomask.recipes.graph_files import READERS, read_graph
+from topomask.pictures.graph_files import READERS, read_graph
 
 MATRIX = np.array([[0, 2.0, 0], [2.0, 0, -1.0], [0, -1.0, 0]])
 

@@ -1,7 +1,7 @@
 import pytest
 
 import topomask as tm
-from topomask.recipes import checkup
+from topomask import checkup
 
 
 def findings():

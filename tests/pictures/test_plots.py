@@ -6,7 +6,7 @@ from matplotlib.figure import Figure
 import topomask as tm
 from helpers.graphs import ragged_graph
 from helpers.mask_cases.walks import walk_mask
-from topomask.recipes.plots import DIVERGING, SEQUENTIAL, draw_on_graph, mask_rows, save_figure, shades
+from topomask.pictures.plots import DIVERGING, SEQUENTIAL, draw_on_graph, mask_rows, save_figure, shades
 from topomask.support.files import write_atomically
 
 

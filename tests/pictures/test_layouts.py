@@ -4,9 +4,9 @@ from scipy.sparse.csgraph import shortest_path
 from scipy.stats import spearmanr
 
 import topomask as tm
-from topomask.recipes import layouts
-from topomask.recipes.layouts import layout
-from topomask.recipes.named_graphs import load_graph
+from topomask.pictures import layouts
+from topomask.pictures.layouts import layout
+from topomask.pictures.named_graphs import load_graph
 
 
 def agreement(graph: tm.Graph, places: np.ndarray) -> float:

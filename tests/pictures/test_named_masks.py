@@ -4,8 +4,8 @@ import torch
 import topomask as tm
 from topomask.masks import dense
 from topomask.masks.registry import ON_GRAPHS, MaskEntry
-from topomask.recipes.named_graphs import load_graph
-from topomask.recipes.named_masks import build_mask, parse_settings
+from topomask.pictures.named_graphs import load_graph
+from topomask.pictures.named_masks import build_mask, parse_settings
 
 
 @pytest.mark.parametrize("name", ON_GRAPHS)

@@ -4,7 +4,7 @@ from html.parser import HTMLParser
 
 from matplotlib.figure import Figure
 
-from topomask.recipes.pages import Picture, Section, Table, draw_picture, to_html, to_markdown, to_text
+from topomask.pictures.pages import Picture, Section, Table, draw_picture, to_html, to_markdown, to_text
 
 TABLE = Table(["row", "value"], [["a | b", "1"], ["longer name", "22"]])
 SECTION = Section("A <title>", ["One & two."], TABLE, ["A note with <b>."], [Picture('It\'s "x" < y', b"\x89PNG", 300)])

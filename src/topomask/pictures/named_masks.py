@@ -11,7 +11,7 @@ from topomask.support.near_names import check_options, look_up
 
 if TYPE_CHECKING:
     from topomask.masks import Mask
-    from topomask.recipes.named_graphs import NamedGraph
+    from topomask.pictures.named_graphs import NamedGraph
 
 # Graphs that a mask can be on, where not any will do.
 _PLACES = {"shape": "a grid, as in --graph grid:16x16", "dim": "a hypercube, as in --graph hypercube:6"}

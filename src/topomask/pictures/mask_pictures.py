@@ -17,11 +17,11 @@ from scipy.sparse.csgraph import connected_components
 
 import topomask as tm
 from topomask.graph.input import Array
-from topomask.recipes.layouts import layout
-from topomask.recipes.named_graphs import NamedGraph, load_graph
-from topomask.recipes.named_masks import build_mask
-from topomask.recipes.pages import Section, Table, draw_picture, to_html
-from topomask.recipes.plots import add_colour_bar, draw_on_graph, mask_rows, save_figure, shades, write_content
+from topomask.pictures.layouts import layout
+from topomask.pictures.named_graphs import NamedGraph, load_graph
+from topomask.pictures.named_masks import build_mask
+from topomask.pictures.pages import Section, Table, draw_picture, to_html
+from topomask.pictures.plots import add_colour_bar, draw_on_graph, mask_rows, save_figure, shades, write_content
 
 PICTURES = ("rows", "heat", "spectrum")
 SUFFIXES = (".png", ".svg", ".pdf", ".html")
@@ -77,7 +77,7 @@ def draw_mask(
 
     Args:
         name: Name of the mask, see :data:`topomask.masks.registry.ON_GRAPHS`.
-        graph: Name or file of the graph, see :func:`topomask.recipes.named_graphs.load_graph`.
+        graph: Name or file of the graph, see :func:`topomask.pictures.named_graphs.load_graph`.
         output: File of the picture, PNG, SVG or PDF, or of a report, HTML.
         nodes: Nodes whose rows are shown. Default: one in the middle.
         settings: Arguments of the mask.
