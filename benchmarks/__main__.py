@@ -31,6 +31,7 @@ ALL = (
     "interlacer",
     "node_training",
     "strategies",
+    "small",
     "start",
 )
 
