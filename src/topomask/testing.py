@@ -116,8 +116,9 @@ def check_gradients(mask: Mask) -> None:
     """Gradients of products are right, in inputs and in parameters."""
     operator = mask.on()
     for name, parameter in mask.named_parameters():
-        (used,) = torch.autograd.grad(mask.to_dense().sum(), parameter, allow_unused=True)
-        assert used is not None, f"No entry of the mask depends on the parameter {name!r}."
+        total = mask.to_dense().sum()
+        is_used = total.requires_grad and torch.autograd.grad(total, parameter, allow_unused=True)[0] is not None
+        assert is_used, f"No entry of the mask depends on the parameter {name!r}."
     parameters = [p for p in mask.parameters() if p.requires_grad]
     x = _inputs(operator, 2, batch=1).requires_grad_()
     y = _inputs(operator, 2, batch=1, queries=True).requires_grad_()

@@ -105,7 +105,7 @@ def test_there_is_nothing_to_learn_or_save():
     assert tm.NeighborMask().on(tm.path_graph(3)).to_dense().shape == (1, 3, 3)
     with pytest.raises(ValueError, match="NeighborMask does not walk"):
         mask.on(tm.path_graph(3), walks=tm.sample_features(tm.path_graph(3)))
-    with pytest.raises(ValueError, match=r"must be a topomask\.Graph or None, but is a list"):
+    with pytest.raises(ValueError, match=r"must be a topomask\.Graph, but is a list"):
         tm.NeighborMask([tm.path_graph(3)])
 
 

@@ -24,7 +24,7 @@ def test_masks_without_a_graph_cannot_be_moved():
     for mask in (tm.DenseMask(torch.ones(3, 3)), tm.LowRankMask(torch.ones(3, 1))):
         with pytest.raises(ValueError, match="belongs to no graph"):
             mask.on(tm.path_graph(3))
-        with pytest.raises(ValueError, match=r"belongs to no graph.*with walks"):
+        with pytest.raises(ValueError, match="Mask does not walk"):
             mask.on(walks=tm.sample_features(tm.path_graph(3)))
         assert mask.on().num_keys == 3
 

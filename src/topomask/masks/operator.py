@@ -118,6 +118,7 @@ class Operator(ABC):
     def magnitude(self) -> Operator:
         """An operator that dominates the absolute entries of M; this one where nothing is negative."""
 
+    @_guarded
     def rmatmul(self, x: Tensor) -> Tensor:
         """M^T x for x [..., H, N_q, C]: by default, the derivative of :meth:`matmul`.
 
@@ -134,14 +135,17 @@ class Operator(ABC):
         """
         return None
 
+    @_guarded
     def entries(self) -> Entries:
         """The entries of a sparse operator, for reading only: they may be kept."""
         raise ValueError(f"{self.name} has no sparse entries. Use strategy 'product' or 'dense'.")
 
+    @_guarded
     def to_dense(self) -> Tensor:
         """M as a dense tensor, [H, N_q, N_k]: by default, products with unit vectors."""
         return self.submatrix(None, None)
 
+    @_guarded
     def submatrix(self, query_nodes: Tensor | None, key_nodes: Tensor | None) -> Tensor:
         """The entries of M in these rows and columns, [H, n_q, n_k]; None keeps all."""
         from topomask.masks.submatrix import submatrix_by_products
