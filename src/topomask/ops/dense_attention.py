@@ -15,8 +15,8 @@ from torch import Tensor
 from topomask.ops.quotient import quotient_backward
 from topomask.ops.registration import Op
 
-# Scores of a chunk on the CPU; elsewhere there is one chunk.
-_SCORES_PER_CHUNK = 1 << 20
+# Scores of a chunk on the CPU; elsewhere there is one chunk. Larger ones are paged in anew at every call.
+_SCORES_PER_CHUNK = 1 << 18
 # A product with fewer columns takes three to four times as long as its transpose, which has fewer rows.
 _MIN_COLUMNS = 16
 
@@ -35,21 +35,23 @@ class Attention(NamedTuple):
 def _attend(attention: Attention) -> tuple[Tensor, Tensor]:
     """The result [B, H, N_q, D], and its normaliser [B, H, N_q, 1], infinite where there is nothing."""
     _, _, _, weights, magnitudes, normalize = attention
-    q, k, v = (x.contiguous() for x in attention[:3])
+    q, k, v = (x.flatten(0, 1).contiguous() for x in attention[:3])
     out = q.new_empty(*q.shape[:-1], v.shape[-1])
     denominator = q.new_ones(*q.shape[:-1], 1)
-    for part, scores, other in _chunks(q, k, buffers=1 if magnitudes is None else 2):
-        _product(q[part], k[part].mT, scores)
+    for part, scores, other in _chunks(attention, buffers=1 if magnitudes is None else 2):
+        torch.bmm(q[part], k[part].mT, out=scores.flat)
         if normalize and magnitudes is not None:
-            denominator[part] = torch.mul(scores, magnitudes, out=other).sum(-1, keepdim=True)
-        scores.mul_(weights)
+            torch.mul(scores.by_head, magnitudes, out=other.by_head)
+            torch.sum(other.flat, -1, keepdim=True, out=denominator[part])
+        scores.by_head.mul_(weights)
         if normalize and magnitudes is None:
-            denominator[part] = scores.sum(-1, keepdim=True)
-        _product(scores, v[part], out[part])
+            torch.sum(scores.flat, -1, keepdim=True, out=denominator[part])
+        _product(scores.flat, v[part], out[part])
     if normalize:
         denominator.masked_fill_(denominator == 0, torch.inf)
         out.div_(denominator)
-    return out, denominator
+    shape = attention.q.shape[:-1]
+    return out.view(*shape, -1), denominator.view(*shape, 1)
 
 
 def _attend_backward(
@@ -64,49 +66,58 @@ def _attend_backward(
         wanted: Which gradients are asked for; those of weights and magnitudes are not computed in vain.
     """
     weights, magnitudes = attention.weights, attention.magnitudes
-    grad, q, k, v = (x.contiguous() for x in (grad, *attention[:3]))
-    grads = {name: torch.empty_like(x) for name, x in (("q", q), ("k", k), ("v", v))}
-    heads = (q.shape[1], *weights.shape[1:])
-    grads |= {name: weights.new_zeros(heads) for name in ("weights", "magnitudes") if name in wanted}
-    for part, scores, slopes in _chunks(q, k, buffers=2):
-        _product(q[part], k[part].mT, scores)
-        _product(grad[part], v[part].mT, slopes)
-        if fall is not None and magnitudes is None:
-            slopes.add_(fall[part])
+    grad, q, k, v = (x.flatten(0, 1).contiguous() for x in (grad, *attention[:3]))
+    falls = None if fall is None else fall.flatten(0, 1)
+    grad_q, grad_k, grad_v = (torch.empty_like(x) for x in (q, k, v))
+    heads = (attention.q.shape[1], *weights.shape[1:])
+    grads = {name: weights.new_zeros(heads) for name in ("weights", "magnitudes") if name in wanted}
+    for part, scores, slopes in _chunks(attention, buffers=2):
+        torch.bmm(q[part], k[part].mT, out=scores.flat)
+        torch.bmm(grad[part], v[part].mT, out=slopes.flat)
+        if falls is not None and magnitudes is None:
+            slopes.flat.add_(falls[part])
         if "weights" in wanted:
-            _accumulate(grads["weights"], slopes, scores)
-        slopes.mul_(weights)
-        if fall is not None and magnitudes is not None:
-            slopes.addcmul_(fall[part], magnitudes)
+            _accumulate(grads["weights"], slopes.by_head, scores.by_head)
+        slopes.by_head.mul_(weights)
+        if falls is not None and magnitudes is not None:
+            fall_by_head = falls[part].view(*slopes.by_head.shape[:3], 1)
+            slopes.by_head.addcmul_(fall_by_head, magnitudes)
             if "magnitudes" in wanted:
-                _accumulate(grads["magnitudes"], fall[part], scores)
-        scores.mul_(weights)
-        _product(slopes, k[part], grads["q"][part])
-        _product(slopes.mT, q[part], grads["k"][part])
-        _product(scores.mT, grad[part], grads["v"][part])
-    if len(weights) != q.shape[1]:
+                _accumulate(grads["magnitudes"], fall_by_head, scores.by_head)
+        scores.by_head.mul_(weights)
+        _product(slopes.flat, k[part], grad_q[part])
+        _product(slopes.flat.mT, q[part], grad_k[part])
+        _product(scores.flat.mT, grad[part], grad_v[part])
+    if len(weights) != heads[0]:
         # One mask serves all heads.
-        for name in {"weights", "magnitudes"} & set(wanted):
-            grads[name] = grads[name].sum(0, keepdim=True)
-    return grads
+        grads = {name: total.sum(0, keepdim=True) for name, total in grads.items()}
+    found = {"q": grad_q, "k": grad_k, "v": grad_v}
+    return grads | {name: x.view(getattr(attention, name).shape) for name, x in found.items()}
 
 
-def _chunks(q: Tensor, k: Tensor, buffers: int) -> Iterator[tuple[slice, Tensor, Tensor]]:
-    """Parts of the batch, with memory for one or two sets of their scores, which every part uses again."""
-    batch, heads, num_queries, _ = q.shape
-    size = max(1, heads * num_queries * k.shape[2])
-    step = min(batch, max(1, _SCORES_PER_CHUNK // size)) if q.device.type == "cpu" else batch
-    memory = [q.new_empty(step, heads, num_queries, k.shape[2]) for _ in range(buffers)]
+class _Scores(NamedTuple):
+    """Memory for the scores of some inputs, seen in two ways."""
+
+    flat: Tensor  # [b * H, N_q, N_k]
+    by_head: Tensor  # [b, H, N_q, N_k]
+
+
+def _chunks(attention: Attention, buffers: int) -> Iterator[tuple[slice, _Scores, _Scores]]:
+    """Parts of the batch, joined with heads, with memory for one or two sets of scores, which every part uses again."""
+    (batch, heads, num_queries, _), num_keys = attention.q.shape, attention.k.shape[2]
+    size = max(1, heads * num_queries * num_keys)
+    step = min(batch, max(1, _SCORES_PER_CHUNK // size)) if attention.q.device.type == "cpu" else batch
+    memory = [attention.q.new_empty(step, heads, num_queries, num_keys) for _ in range(buffers)]
     for start in range(0, batch, max(1, step)):
         count = min(step, batch - start)
-        yield slice(start, start + count), memory[0][:count], memory[-1][:count]
+        scores = [_Scores(x[:count].flatten(0, 1), x[:count]) for x in memory]
+        yield slice(start * heads, (start + count) * heads), scores[0], scores[-1]
 
 
 def _product(first: Tensor, second: Tensor, out: Tensor) -> None:
     """Products of matrices, into contiguous memory."""
-    first, second, out = first.flatten(0, 1), second.flatten(0, 1), out.view(first.shape[:2].numel(), *out.shape[2:])
     if out.shape[-1] < _MIN_COLUMNS and out.device.type == "cpu":
-        out.copy_((second.mT @ first.mT).mT)
+        out.copy_(torch.bmm(second.mT, first.mT).mT)
     else:
         torch.bmm(first, second, out=out)
 
