@@ -108,10 +108,12 @@ def row_blocks(row_ptr: Tensor | np.ndarray, max_blocks: int | None = None) -> n
 
 @cache
 def _source_digest() -> str:
-    """A hash of the sources of all kernels."""
-    digest = hashlib.blake2b(digest_size=6)
-    for path in sorted(Path(__file__).parent.rglob("*.py")):
-        digest.update(path.read_bytes())
+    """A hash of the sources of all kernels: the folders of ops, and files beside them that mention Numba."""
+    digest, root = hashlib.blake2b(digest_size=6), Path(__file__).parent
+    for path in sorted(root.rglob("*.py")):
+        source = path.read_bytes()
+        if path.parent != root or b"numba" in source:
+            digest.update(source)
     return digest.hexdigest()
 
 

@@ -51,7 +51,7 @@ def _attend(attention: Attention) -> tuple[Tensor, Tensor]:
         denominator.masked_fill_(denominator == 0, torch.inf)
         out.div_(denominator)
     shape = attention.q.shape[:-1]
-    return out.view(*shape, -1), denominator.view(*shape, 1)
+    return out.view(*shape, v.shape[-1]), denominator.view(*shape, 1)
 
 
 def _attend_backward(
