@@ -19,8 +19,8 @@ from topomask.ops.backend import in_float32
 Arguments = TypeVar("Arguments", bound=tuple[Any, ...])
 # A result, alone or followed by what only the derivative reads.
 Outputs = Tensor | tuple[Tensor, ...]
-# From the arguments, all outputs, the gradient of the result and the names of the arguments whose gradients are asked
-# for, to these gradients by name. Others may be among them.
+# From the arguments, the outputs that it reads, the gradient of the result and the names of the arguments whose
+# gradients are asked for, to these gradients by name. Others may be among them.
 Backward = Callable[[Arguments, tuple[Tensor, ...], Tensor, Collection[str]], dict[str, Tensor]]
 
 
@@ -38,6 +38,7 @@ class Op(Generic[Arguments]):
         backward: The derivative, in terms of differentiable functions, which the compiler looks into.
         backward_kernel: The derivative, as code that nothing looks into. It becomes an op itself, without a derivative.
         shapes_only: Arguments of which ``backward`` reads no more than the shape; they are not kept.
+        reads_result: Whether ``backward`` reads a result that is the only output. Otherwise it is given none.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class Op(Generic[Arguments]):
         backward: Backward[Arguments] | None = None,
         backward_kernel: Backward[Arguments] | None = None,
         shapes_only: Collection[str] = (),
+        reads_result: bool = False,
     ) -> None:
         self.arguments = arguments
         self.gradients = tuple(gradients)
@@ -59,9 +61,9 @@ class Op(Generic[Arguments]):
         outputs = get_type_hints(forward)["return"]
         self._op = _define(name, self._leaves, outputs, lambda *flat: forward(self._record(flat)))
         self._op.register_fake(lambda *flat: fake(self._record(flat)))
+        self._num_kept = int(reads_result) if outputs is Tensor else len(outputs.__args__)
         if backward_kernel is not None:
-            num_outputs = 1 if outputs is Tensor else len(outputs.__args__)
-            backward = self._opaque(f"{name}_backward", num_outputs, backward_kernel)
+            backward = self._opaque(f"{name}_backward", self._num_kept, backward_kernel)
         if backward is not None:
             self._backward = backward
             self._op.register_autograd(self._differentiate, setup_context=self._save)
@@ -109,7 +111,7 @@ class Op(Generic[Arguments]):
         return backward
 
     def _save(self, ctx: Any, inputs: tuple[Any, ...], output: Outputs) -> None:
-        outputs = output if isinstance(output, tuple) else (output,)
+        outputs = (output if isinstance(output, tuple) else (output,))[: self._num_kept]
         kept = [
             leaf.new_empty(()).expand(leaf.shape) if name in self._shapes_only else leaf
             for name, leaf in zip(self._leaves, inputs, strict=True)

@@ -46,16 +46,12 @@ def multiply(pattern: Pattern, values: Tensor, x: Tensor, num_heads: int, transp
     # Not pattern.shape: the compiler knows no properties of a tuple that it holds for a constant.
     pointers = (pattern.column_ptr, pattern.row_ptr) if transpose else (pattern.row_ptr, pattern.column_ptr)
     num_rows, num_columns = (len(ptr) - 1 for ptr in pointers)
-    several = shared and num_heads > 1
-    flat = moved.reshape(num_heads if several else 1, num_columns, rest.numel()).to(dtype)
-    values = values.to(dtype)
-    if several:
-        out = spmm(pattern, values, flat, transpose)
-    else:
-        out = spmm(pattern, values[0], flat[0], transpose)
-        num_rows = num_rows if num_heads == 1 else num_rows // num_heads
     heads = () if num_heads == 1 else (num_heads,)
-    out = out.reshape(*heads, num_rows, *rest)
+    # Reshaped rather than selected: the gradient of a selection is put into zeros.
+    several, values = heads if shared else (), values if shared and heads else values.squeeze(0)
+    flat = moved.reshape(*several, num_columns, rest.numel())
+    out = spmm(pattern, values.to(dtype), flat.to(dtype), transpose)
+    out = out.reshape(*heads, num_rows if shared else num_rows // num_heads, *rest)
     return out.movedim(tuple(range(-1 - first)), tuple(range(first, -1))).to(x.dtype)
 
 

@@ -91,6 +91,7 @@ _diffuse = Op(
     gradients=("times", "x"),
     backward=_backward,
     shapes_only=("x",),
+    reads_result=True,
 )
 
 

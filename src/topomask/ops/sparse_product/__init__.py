@@ -96,6 +96,8 @@ def _spmm(product: _Product) -> Tensor:
     values = values[..., pattern.order] if transpose else values
     if x.ndim == 3:
         return implementation(__name__, x).spmm(*entries, values, x)
+    # Put in order before it gets another axis: torch transposes matrices faster than batches of them.
+    x = x.contiguous()
     return implementation(__name__, x).spmm(*entries, values[None], x[None])[0]
 
 
@@ -122,7 +124,7 @@ def _sddmm(samples: _Samples) -> Tensor:
     entries = (pattern.row_ptr, pattern.columns)
     if a.ndim == 3:
         return implementation(__name__, a).sddmm(*entries, a, b)
-    return implementation(__name__, a).sddmm(*entries, a[None], b[None])[0]
+    return implementation(__name__, a).sddmm(*entries, a.contiguous()[None], b.contiguous()[None])[0]
 
 
 def _sddmm_fake(samples: _Samples) -> Tensor:
