@@ -10,7 +10,11 @@ from topomask.masks.registry import ON_GRAPHS
 GRAPHS = {"hypercube": "hypercube:4", "stochastic-position": "path:12", "forest": "tree:12"}
 
 
-@pytest.mark.parametrize("name", ON_GRAPHS)
+QUICK = ("walk", "toeplitz", "forest")
+NAMES = [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in ON_GRAPHS]
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_every_mask_is_drawn(tmp_path, name, capsys):
     path = tmp_path / "mask.png"
     main(["mask", name, "--graph", GRAPHS.get(name, "grid:4x4"), "--output", str(path)])

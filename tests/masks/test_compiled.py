@@ -30,7 +30,7 @@ MASKS = {
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 
 # All of them take minutes.
-QUICK = ("walk", "sum", "diffusion")
+QUICK = ("walk", "sum")
 NAMES = [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in MASKS]
 WALKING = [
     "walk",
@@ -141,9 +141,8 @@ def test_walks_drawn_anew_are_inputs_of_compiled_code(name, attend):
     assert compiled.counter.frame_count <= 3
 
 
-@pytest.mark.parametrize(
-    "name", ["walk", *(pytest.param(name, marks=pytest.mark.slow) for name in ("asymmetric", "sum"))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["walk", "asymmetric", "sum"])
 def test_a_hundred_drawings_compile_a_few_times_and_leave_nothing_behind(name):
     mask = MASKS[name](FIRST)
     compiled, parameters = Compiled(strategy="pairs"), list(mask.parameters())

@@ -101,7 +101,7 @@ def test_threads_share_keys_without_losing_gradients(threads, heads):
 @pytest.mark.parametrize("name", GRAPHS)
 @pytest.mark.parametrize("separate", [True, False])
 @pytest.mark.parametrize("way", ["softmax", "normalized", "plain"])
-@pytest.mark.parametrize("min_lanes", [1, 4])
+@pytest.mark.parametrize("min_lanes", [1, pytest.param(4, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("heads", [(), (2,)])
 def test_agrees_with_the_reference(name, separate, way, min_lanes, heads, monkeypatch):
     monkeypatch.setattr(layout, "MIN_LANES", min_lanes)

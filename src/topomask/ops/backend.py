@@ -101,9 +101,12 @@ def row_blocks(row_ptr: Tensor | np.ndarray, max_blocks: int | None = None) -> n
     """Rows where blocks of about equally many entries begin: one per thread, ``max_blocks`` at most, [blocks + 1]."""
     ptr = row_ptr.numpy() if isinstance(row_ptr, Tensor) else row_ptr
     count = max(1, min(torch.get_num_threads(), max_blocks or len(ptr), len(ptr) - 1))
-    shares = np.linspace(0, ptr[-1], count + 1)[1:-1]
-    inner = np.minimum(np.searchsorted(ptr, shares), len(ptr) - 1)
-    return np.concatenate([[0], inner, [len(ptr) - 1]]).astype(np.int64)
+    blocks = np.full(count + 1, len(ptr) - 1)
+    blocks[0] = 0
+    if count > 1:
+        shares = np.arange(1, count) * (ptr[-1] / count)
+        np.minimum(np.searchsorted(ptr, shares), len(ptr) - 1, out=blocks[1:-1])
+    return blocks
 
 
 @cache
