@@ -44,11 +44,18 @@ def _is_compared(tensor: Tensor) -> bool:
 
 
 def _settings(mask: Mask) -> list[Any]:
-    """Public attributes of a mask that are plain numbers or words, which may be assigned to."""
+    """Public attributes of a mask that are plain numbers or words, which may be assigned to; precision and device."""
+    # Read where it lies: this is part of every call.
+    anchor = mask._buffers["_anchor"]
+    assert anchor is not None
     return [
-        value
-        for name, value in mask.__dict__.items()
-        if name[0] != "_" and name != "training" and isinstance(value, (bool, int, float, str))
+        anchor.dtype,
+        anchor.device,
+        *(
+            value
+            for name, value in mask.__dict__.items()
+            if name[0] != "_" and name != "training" and isinstance(value, (bool, int, float, str))
+        ),
     ]
 
 
@@ -97,7 +104,7 @@ def keep(
         operator._is_kept = False
         operator._watch(state, parts)
         return operator
-    kept, settings = slots(), (mask.kind, _settings(mask))
+    kept, settings = slots(), _settings(mask)
     last: _Kept | None = kept.get(mask)
     if last is None or not last.fits(state, parts, settings):
         with torch.inference_mode(False), torch.no_grad():
