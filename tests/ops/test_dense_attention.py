@@ -1,8 +1,7 @@
 import pytest
 import torch
 
-from topomask.ops import dense_attention as module
-from topomask.ops.dense_attention import Attention, _dense_attention, dense_attention
+from topomask.ops.dense_attention import Attention, _dense_attention, _implementation, dense_attention, reference
 
 
 def inputs(weight_heads: int = 2, batch: int = 5) -> tuple[torch.Tensor, ...]:
@@ -27,7 +26,7 @@ def formula(q, k, v, weights, magnitudes, normalize):
 @pytest.mark.parametrize("scores_per_chunk", [1, 2 * 48, 1 << 20])
 def test_equals_the_formula_with_gradients(monkeypatch, weight_heads, own_magnitudes, normalize, scores_per_chunk):
     """One input at a time, two, with a remainder, and all at once."""
-    monkeypatch.setattr(module, "_SCORES_PER_CHUNK", scores_per_chunk)
+    monkeypatch.setattr(reference, "_SCORES_PER_CHUNK", scores_per_chunk)
     leaves = inputs(weight_heads)
     used = leaves if own_magnitudes and normalize else leaves[:4]
     magnitudes = leaves[4] if own_magnitudes else None
@@ -90,3 +89,64 @@ def test_no_inputs_and_no_keys():
     q = torch.rand(2, 2, 4, 3, dtype=torch.float64)
     out = dense_attention(q, q[:, :, :0], q[:, :, :0], weights[..., :0])
     assert out.eq(0).all()
+
+
+# Tokens that fill blocks of 16 and 8, that leave some over, and that are too few for any.
+SIZES = [(64, 64), (17, 33), (16, 8), (1, 5), (30, 2)]
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("weight_heads", [3, 1])
+@pytest.mark.parametrize("own_magnitudes", [False, True])
+@pytest.mark.parametrize("normalize", [False, True])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_the_kernel_equals_the_formula_with_gradients(size, weight_heads, own_magnitudes, normalize, threads):
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (
+        torch.rand(4, n, 3, width, generator=generator).transpose(1, 2)
+        for n, width in zip((*size, size[1]), (5, 5, 7), strict=True)
+    )
+    weights = torch.randn(weight_heads, *size, generator=generator)
+    leaves = [x.requires_grad_() for x in (q, k, v, weights, weights.detach().abs() + 0.1)]
+    magnitudes = leaves[4] if own_magnitudes else None
+    if normalize and not own_magnitudes:
+        # Sums that cross zero would compare noise.
+        weights.data.abs_()
+    used = leaves if own_magnitudes and normalize else leaves[:4]
+    assert _implementation(Attention(q, k, v, weights, magnitudes, normalize)).__name__.endswith("numba")
+    exact = [x.detach().double().requires_grad_() for x in leaves]
+    expected = formula(*exact[:4], exact[4] if own_magnitudes else None, normalize)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        found = dense_attention(*leaves[:4], magnitudes, normalize=normalize)
+        gradients = torch.autograd.grad(found.square().sum(), used)
+    finally:
+        torch.set_num_threads(before)
+    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
+    for one, other in zip(gradients, torch.autograd.grad(expected.square().sum(), exact[: len(used)]), strict=True):
+        torch.testing.assert_close(one.double(), other, rtol=1e-5, atol=1e-5 * other.abs().max().item())
+
+
+def test_the_kernel_gives_zero_where_there_is_nothing():
+    q, k, v = torch.rand(3, 2, 2, 20, 4).requires_grad_()
+    weights = torch.rand(2, 20, 20)
+    weights[:, 3] = 0.0
+    weights.requires_grad_()
+    out = dense_attention(q, k, v, weights)
+    assert out[:, :, 3].eq(0).all()
+    assert out.isfinite().all()
+    for gradient in torch.autograd.grad(out[:, :, 3].sum(), (q, k, v, weights)):
+        assert gradient.eq(0).all()
+    assert dense_attention(q[:0], k[:0], v[:0], weights).shape == (0, 2, 20, 4)
+    assert dense_attention(q, k[:, :, :0], v[:, :, :0], weights[..., :0]).eq(0).all()
+
+
+def test_many_or_wide_tokens_and_float64_go_through_products_of_torch():
+    def way(tokens: int, width: int, dtype: torch.dtype = torch.float32) -> str:
+        q = torch.rand(1, 1, tokens, width, dtype=dtype)
+        weights = torch.rand(1, tokens, tokens, dtype=dtype)
+        return _implementation(Attention(q, q, q, weights, None, True)).__name__.rsplit(".", 1)[1]
+
+    assert way(256, 16) == "numba"
+    assert way(257, 16) == way(128, 33) == way(8, 8, torch.float64) == "reference"

@@ -9,9 +9,9 @@ from typing import Literal, NamedTuple, get_args
 import torch
 
 from topomask.attention import costs
-from topomask.masks.cost import MAX_KEPT_ENTRIES, Cost
 from topomask.masks.mask import Mask
-from topomask.masks.operator import Operator
+from topomask.masks.operator import MAX_KEPT_ENTRIES, Cost, Operator
+from topomask.ops import dense_attention
 from topomask.walks.record import MAX_PAIRS_PER_QUERY
 
 Strategy = Literal["auto", "pairs", "product", "dense"]
@@ -236,10 +236,13 @@ def _count_dense(problem: Problem) -> Work:
     cost, times, entries = problem.cost, problem.times, problem.entries
     width, softmax = problem.num_features + problem.value_dim, float(problem.kernel == "softmax")
     formed = entries if cost.refresh or entries > MAX_KEPT_ENTRIES else 0
+    sizes = (problem.num_queries, problem.num_keys, problem.num_features, problem.value_dim)
+    # Few tokens have a kernel that writes no scores to memory.
+    weight = 0.5 if problem.kernel == "linear" and not problem.dropout and dense_attention.fits(*sizes) else 1.0
     terms = {
         "dense: call": 1.0,
         "dense: multiply-add": times * entries * width,
-        "dense: weight": times * entries,
+        "dense: weight": weight * times * entries,
         "dense: power": softmax * times * entries,
         # What does not fit in the caches is paged in again and again. Linear attention takes some inputs at a time.
         "dense: large weight": times * entries if entries * (times if softmax else 1) > _LARGE else 0,

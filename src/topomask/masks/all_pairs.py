@@ -10,11 +10,10 @@ from torch import Tensor
 
 from topomask.graph import Graph
 from topomask.graph.records import Recipe, Record
-from topomask.masks.cost import Cost
 from topomask.masks.entries import Entries
 from topomask.masks.graph_sums import find_tiles, multiply_per_graph, spread_per_graph, sum_per_graph
 from topomask.masks.mask import GraphMask, Mask
-from topomask.masks.operator import ELEMENTS_PER_CHUNK, Operator
+from topomask.masks.operator import ELEMENTS_PER_CHUNK, Cost, Operator
 from topomask.ops.blocks import find_block_pattern
 
 

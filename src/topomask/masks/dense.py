@@ -8,9 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from topomask.graph import Graph
-from topomask.masks.cost import Cost
 from topomask.masks.mask import Mask
-from topomask.masks.operator import Operator, once
+from topomask.masks.operator import Cost, Operator, once
 from topomask.masks.submatrix import gather
 
 

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 from topomask.graph import Graph
 from topomask.graph.records import Recipe, Record
-from topomask.masks.cost import Cost
 from topomask.masks.graph_blocks import BlockOperator, BlocksRecipe, GraphBlocks, gather_blocks
 from topomask.masks.graph_operator import GraphMatrix, ScaledMatrix, scale_matrix, walk_graph
 from topomask.masks.mask import GraphMask
+from topomask.masks.operator import Cost
 from topomask.masks.walk import WalkMask
 from topomask.ops.diffusion import count_terms, diffuse
 from topomask.walks.modulation import positive_per_head

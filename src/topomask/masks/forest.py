@@ -15,9 +15,8 @@ from torch.nn import functional as F
 from topomask.graph import Graph
 from topomask.graph.input import check_integer
 from topomask.graph.records import Recipe, Record
-from topomask.masks.cost import Cost
 from topomask.masks.mask import GraphMask
-from topomask.masks.operator import Operator
+from topomask.masks.operator import Cost, Operator
 from topomask.ops.forest_sums import forest_sums
 from topomask.ops.forest_table import Decomposition, count_transformed_levels, decompose, forest_table
 from topomask.ops.rooted_forest import RootedForest, diameter, distances, root_forest

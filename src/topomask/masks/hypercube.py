@@ -12,9 +12,8 @@ from torch import Tensor, nn
 
 from topomask.graph import Graph
 from topomask.graph.input import check_integer
-from topomask.masks.cost import Cost
 from topomask.masks.mask import Mask
-from topomask.masks.operator import Operator
+from topomask.masks.operator import Cost, Operator
 from topomask.walks.modulation import positive_per_head
 
 # Levels that are joined into one matrix product: measured to be faster than less or more.

@@ -18,10 +18,9 @@ from topomask.masks.composition import (
     keep_joined,
     sample_walks,
 )
-from topomask.masks.cost import Cost
 from topomask.masks.entries import Entries
 from topomask.masks.mask import Mask
-from topomask.masks.operator import Operator, once
+from topomask.masks.operator import Cost, Operator, once
 from topomask.ops import segments
 from topomask.ops.derived import derivation
 from topomask.ops.pair_attention import TileWork

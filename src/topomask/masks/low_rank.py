@@ -9,10 +9,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from topomask.graph import Graph
-from topomask.masks.cost import Cost
 from topomask.masks.graph_sums import find_tiles, multiply_per_graph
 from topomask.masks.mask import Mask
-from topomask.masks.operator import ELEMENTS_PER_CHUNK, Operator
+from topomask.masks.operator import ELEMENTS_PER_CHUNK, Cost, Operator
 from topomask.masks.submatrix import gather
 
 

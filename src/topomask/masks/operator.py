@@ -5,14 +5,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import wraps
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, TypeVar
 
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from topomask.masks.cost import MAX_KEPT_ENTRIES, Cost
 from topomask.masks.entries import Entries, PairSums, attend_entries
+from topomask.ops.pair_attention import TileWork
 
 if TYPE_CHECKING:
     from topomask.graph import Graph
@@ -23,8 +23,30 @@ Normalizer = Literal["absolute", "signed", "none"]
 
 # Numbers in the product of one chunk of features when attention goes through products with the mask.
 ELEMENTS_PER_CHUNK = 1 << 24
+# Entries of a dense mask that are kept while no parameter changes.
+MAX_KEPT_ENTRIES = 1 << 24
 
 _Kept = TypeVar("_Kept")
+
+
+class Cost(NamedTuple):
+    """What an operator costs: counted work over all heads, which is all that the plan of attention looks at."""
+
+    # Multiply-adds of one product with one column.
+    product: int
+    # Multiply-adds to form the dense matrix, apart from writing it.
+    dense: int
+    # Multiply-adds to compute the entries before they are used; 0 where they are at hand.
+    refresh: int = 0
+    # About how many entries a sparse operator has, and at most; None for one that is not sparse.
+    pairs: int | None = None
+    max_pairs: int | None = None
+    # Attention over pairs in tiles; None where it goes row by row, or that is not known.
+    tiles: TileWork | None = None
+    # r of an operator that attends as plain linear attention with r times the features; None for any other.
+    rank: int | None = None
+    # Rows of the largest intermediate result of a product, where they are more than queries and keys.
+    inner_rows: int = 0
 
 
 def once(method: Callable[[Any], _Kept]) -> Callable[[Any], _Kept]:

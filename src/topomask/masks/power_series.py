@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 from topomask.graph import Graph, Normalization
 from topomask.graph.records import Recipe, Record, SparseMatrix
-from topomask.masks.cost import Cost
 from topomask.masks.graph_blocks import BlockOperator, BlocksRecipe, GraphBlocks, gather_blocks
 from topomask.masks.mask import GraphMask
+from topomask.masks.operator import Cost
 from topomask.ops import segments
 from topomask.ops.sparse_heads import multiply
 

@@ -11,11 +11,10 @@ from torch.nn import functional as F
 from topomask.graph import Graph
 from topomask.graph.input import check_integer
 from topomask.masks.composition import check_masks, keep_joined, sample_walks
-from topomask.masks.cost import Cost
 from topomask.masks.entries import Entries, PairSums, attend_entries
 from topomask.masks.graph_sums import spread_per_graph, sum_per_graph
 from topomask.masks.mask import Mask
-from topomask.masks.operator import Operator, once
+from topomask.masks.operator import Cost, Operator, once
 from topomask.ops import segments
 from topomask.ops.derived import derivation
 from topomask.ops.quotient import divide

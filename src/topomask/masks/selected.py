@@ -5,9 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from topomask.masks.cost import Cost
 from topomask.masks.entries import Entries
-from topomask.masks.operator import Operator
+from topomask.masks.operator import Cost, Operator
 from topomask.masks.submatrix import gather, scatter
 from topomask.ops import segments
 from topomask.ops.derived import derivation

@@ -15,12 +15,11 @@ from torch.nn import functional as F
 from topomask.graph import Graph
 from topomask.graph.input import Array, check_integer
 from topomask.graph.records import Recipe, Record, find_record
-from topomask.masks.cost import Cost
 from topomask.masks.dense import DenseOperator
 from topomask.masks.entries import Entries
 from topomask.masks.graph_blocks import BlocksRecipe, GraphBlocks, blocks_pattern
 from topomask.masks.mask import GraphMask
-from topomask.masks.operator import Operator
+from topomask.masks.operator import Cost, Operator
 from topomask.masks.sparse import SparseOperator
 from topomask.walks.modulation import table_per_head
 

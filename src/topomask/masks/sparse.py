@@ -5,10 +5,9 @@ from __future__ import annotations
 from torch import Tensor
 
 from topomask.graph import Graph
-from topomask.masks.cost import Cost
 from topomask.masks.entries import Entries
 from topomask.masks.mask import Mask
-from topomask.masks.operator import Operator
+from topomask.masks.operator import Cost, Operator
 from topomask.ops.pair_attention import TileWork
 from topomask.ops.sparse_heads import densify, multiply
 

@@ -13,10 +13,9 @@ from topomask.graph import Graph
 from topomask.graph.builders import path_graph
 from topomask.graph.input import check_integer
 from topomask.graph.records import Recipe, Record
-from topomask.masks.cost import Cost
 from topomask.masks.low_rank import LowRankOperator
 from topomask.masks.mask import GraphMask
-from topomask.masks.operator import Normalizer
+from topomask.masks.operator import Cost, Normalizer
 from topomask.masks.stochastic_codes import Kind, Noise, Sources, check_seed, load_seed, make_templates, save_seed
 
 

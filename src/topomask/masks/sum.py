@@ -17,10 +17,9 @@ from topomask.masks.composition import (
     keep_joined,
     sample_walks,
 )
-from topomask.masks.cost import Cost
 from topomask.masks.entries import Entries
 from topomask.masks.mask import Mask
-from topomask.masks.operator import Operator, once
+from topomask.masks.operator import Cost, Operator, once
 from topomask.masks.part_weights import PartWeights, Weight
 from topomask.masks.union import join, unite
 from topomask.ops.pair_attention import TileWork

@@ -13,9 +13,8 @@ from torch.nn import functional as F
 
 from topomask.graph import Graph
 from topomask.graph.input import check_integer
-from topomask.masks.cost import Cost
 from topomask.masks.mask import Mask
-from topomask.masks.operator import Operator
+from topomask.masks.operator import Cost, Operator
 from topomask.ops import toeplitz
 
 Distance = Literal["l1", "l2", "linf"]

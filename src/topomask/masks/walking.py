@@ -5,18 +5,16 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
 
 from topomask.graph import Graph
 from topomask.graph.records import find_record
-from topomask.masks.cost import Cost
 from topomask.masks.entries import Entries, PairSums, attend_entries
 from topomask.masks.mask import Mask
-from topomask.masks.operator import Operator, once
-from topomask.ops.feature_attention import FeatureValues, PackedWeights, feature_attention, fits
+from topomask.masks.operator import Cost, Operator, once
 from topomask.ops.pair_attention import TileWork
 from topomask.ops.pair_values import pair_values
 from topomask.ops.sparse_heads import densify, join_heads, multiply
@@ -25,6 +23,9 @@ from topomask.walks.features import WalkFeatures
 from topomask.walks.modulation import Modulation
 from topomask.walks.recipe import WalkRecipe, Walks
 from topomask.walks.record import WalkCounts, WalkRecord
+
+if TYPE_CHECKING:
+    from topomask.ops.feature_attention import FeatureValues, PackedWeights
 
 
 def draw_seed() -> int:
@@ -350,6 +351,8 @@ class WalkOperator(Operator):
         on_the_fly = record.counts.tiles is not None and kinds == {torch.float32} and q.device.type == "cpu"
         if record.key is None or sums.absolute or not on_the_fly:
             return attend_entries(self.entries(), self.num_heads, q, k, v, sums, is_key)
+        from topomask.ops.feature_attention import PackedWeights, feature_attention, fits
+
         patterns = (record.query.pattern, record.key.pattern)
         separate = sums.magnitudes and not self._is_positive()
         features: FeatureValues | PackedWeights
@@ -367,6 +370,8 @@ class WalkOperator(Operator):
         return out.reshape(shape)
 
     def _feature_values(self, separate_magnitudes: bool) -> FeatureValues:
+        from topomask.ops.feature_attention import FeatureValues
+
         query, key = self._features
         assert key is not None
         magnitudes = self.magnitude()._features if separate_magnitudes else (None, None)

@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 
 from topomask.ops.backend import MAX_PARTS, arrays, by_head, row_blocks
+from topomask.ops.llvm import KEYS
 from topomask.ops.pair_attention import LANES
 from topomask.ops.tiles.backward import backward_kernel, fold_kernel, share_kernel
 from topomask.ops.tiles.forward import forward_kernel
 from topomask.ops.tiles.layout import Layout
-from topomask.ops.tiles.llvm import KEYS
 from topomask.ops.tiles.records import (
     ENTRIES,
     FEATURES,

@@ -6,10 +6,10 @@ import numpy as np
 from numba import njit, prange
 
 from topomask.ops.backend import EXACT, Kernel
+from topomask.ops.llvm import KEYS
 from topomask.ops.pair_attention import LANES
 from topomask.ops.tiles import row_vectors, vectors
 from topomask.ops.tiles.forward import load_queries, score_as_powers, scratch_of
-from topomask.ops.tiles.llvm import KEYS
 from topomask.ops.tiles.records import BackwardScratch, Source
 from topomask.ops.tiles.weights import numbering_of, spread, weights_of
 

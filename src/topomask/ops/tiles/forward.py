@@ -6,9 +6,9 @@ import numpy as np
 from numba import njit, prange
 
 from topomask.ops.backend import EXACT, Kernel
+from topomask.ops.llvm import KEYS
 from topomask.ops.pair_attention import LANES
 from topomask.ops.tiles import row_vectors, vectors
-from topomask.ops.tiles.llvm import KEYS
 from topomask.ops.tiles.powers import hide_keys, to_powers
 from topomask.ops.tiles.records import Scratch, Source
 from topomask.ops.tiles.weights import numbering_of, weights_of

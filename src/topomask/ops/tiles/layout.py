@@ -10,8 +10,8 @@ from numba import njit, prange
 from torch import Tensor
 
 from topomask.ops.backend import EXACT, Kernel, arrays
+from topomask.ops.llvm import KEYS
 from topomask.ops.pair_attention import LANES, MIN_LANES
-from topomask.ops.tiles.llvm import KEYS
 from topomask.ops.tiles.records import Tiles
 
 # Neighbours of a node that are looked at when nodes are put into groups.

@@ -11,9 +11,8 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from topomask.ops.pair_attention import LANES
-from topomask.ops.tiles import llvm
-from topomask.ops.tiles.llvm import (
+from topomask.ops import llvm
+from topomask.ops.llvm import (
     FLOAT,
     INT32,
     integer,
@@ -24,6 +23,7 @@ from topomask.ops.tiles.llvm import (
     multiply_add,
     store,
 )
+from topomask.ops.pair_attention import LANES
 
 
 def _attend_four(builder: Any, alone: bool, args: Any) -> Any:

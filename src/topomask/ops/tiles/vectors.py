@@ -10,9 +10,8 @@ from __future__ import annotations
 
 from numba.extending import intrinsic
 
-from topomask.ops.pair_attention import LANES
-from topomask.ops.tiles import llvm
-from topomask.ops.tiles.llvm import (
+from topomask.ops import llvm
+from topomask.ops.llvm import (
     KEYS,
     ZERO,
     add_to,
@@ -24,6 +23,7 @@ from topomask.ops.tiles.llvm import (
     multiply_add,
     store,
 )
+from topomask.ops.pair_attention import LANES
 
 
 @intrinsic

@@ -1,4 +1,4 @@
-"""Linear attention with a dense mask and its gradient, in torch, with the scores of a few inputs at a time.
+"""Dense attention and its gradient in torch, with the scores of a few inputs at a time.
 
 Scores of a whole batch would be written to fresh memory, read again by every step, and kept for the gradient. Those of
 a few inputs stay in the cache, and computing them again costs less than keeping them.
@@ -12,8 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from topomask.ops.quotient import quotient_backward
-from topomask.ops.registration import Op
+from topomask.ops.dense_attention import Attention
 
 # Scores of a chunk on the CPU; elsewhere there is one chunk. Larger ones are paged in anew at every call.
 _SCORES_PER_CHUNK = 1 << 18
@@ -21,18 +20,7 @@ _SCORES_PER_CHUNK = 1 << 18
 _MIN_COLUMNS = 16
 
 
-class Attention(NamedTuple):
-    """What dense attention takes."""
-
-    q: Tensor  # [B, H, N_q, M]
-    k: Tensor  # [B, H, N_k, M]
-    v: Tensor  # [B, H, N_k, D]
-    weights: Tensor  # [H, N_q, N_k] or [1, N_q, N_k]
-    magnitudes: Tensor | None  # what the normaliser takes instead of weights
-    normalize: bool
-
-
-def _attend(attention: Attention) -> tuple[Tensor, Tensor]:
+def attend(attention: Attention) -> tuple[Tensor, Tensor]:
     """The result [B, H, N_q, D], and its normaliser [B, H, N_q, 1], infinite where there is nothing."""
     _, _, _, weights, magnitudes, normalize = attention
     q, k, v = (x.flatten(0, 1).contiguous() for x in attention[:3])
@@ -54,7 +42,7 @@ def _attend(attention: Attention) -> tuple[Tensor, Tensor]:
     return out.view(*shape, v.shape[-1]), denominator.view(*shape, 1)
 
 
-def _attend_backward(
+def attend_backward(
     attention: Attention, grad: Tensor, fall: Tensor | None, wanted: Collection[str]
 ) -> dict[str, Tensor]:
     """Gradients by name.
@@ -126,45 +114,3 @@ def _accumulate(total: Tensor, first: Tensor, second: Tensor) -> None:
     """Add products of numbers over inputs, one pass over the total for each."""
     for one, other in zip(first, second, strict=True):
         total.addcmul_(one, other)
-
-
-def _fake(attention: Attention) -> tuple[Tensor, Tensor]:
-    q, v = attention.q, attention.v
-    return q.new_empty(*q.shape[:-1], v.shape[-1]), q.new_empty(*q.shape[:-1], 1)
-
-
-def _backward(
-    attention: Attention, outputs: tuple[Tensor, ...], grad: Tensor, wanted: Collection[str]
-) -> dict[str, Tensor]:
-    out, denominator = outputs
-    share, fall = quotient_backward(grad, out, denominator) if attention.normalize else (grad, None)
-    return _attend_backward(attention, share, fall, wanted)
-
-
-_dense_attention = Op(
-    "dense_attention",
-    Attention,
-    _attend,
-    _fake,
-    gradients=("q", "k", "v", "weights", "magnitudes"),
-    backward_kernel=_backward,
-)
-
-
-def dense_attention(
-    q: Tensor, k: Tensor, v: Tensor, weights: Tensor, magnitudes: Tensor | None = None, *, normalize: bool = True
-) -> Tensor:
-    r"""Linear attention :math:`\sum_j M_{ij}\,q_i^\top k_j\,v_j \big/ \sum_j |M|_{ij}\,q_i^\top k_j`.
-
-    Args:
-        q: Features of queries, [B, H, N_q, M].
-        k: Features of keys, [B, H, N_k, M].
-        v: Values, [B, H, N_k, D].
-        weights: The mask M, [H, N_q, N_k] or [1, N_q, N_k].
-        magnitudes: What the normaliser takes instead of it, same shape. Default: the mask.
-        normalize: Whether to divide by the normaliser; 0 where it is 0.
-
-    Returns:
-        [B, H, N_q, D].
-    """
-    return _dense_attention(Attention(q, k, v, weights, magnitudes, normalize))

@@ -1,7 +1,7 @@
-"""Pieces of LLVM code that the inner loops of tiles are put together from.
+"""Pieces of LLVM code that inner loops of kernels are put together from.
 
 A builder is told what to do at the place where it stands. Matrices are float32, given by their address; a vector holds
-one number of each of the 16 rows of a tile.
+one number of each of 16 rows.
 """
 
 from __future__ import annotations

@@ -1,0 +1,89 @@
+"""Linear attention with a dense mask, and its gradient."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Collection
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from topomask.ops.backend import implementation
+from topomask.ops.quotient import quotient_backward
+from topomask.ops.registration import Op
+
+# Numbers in the keys of a head up to which the compiled kernel is faster than products of torch: they are read again
+# and again, and have to stay in the first cache.
+_MAX_NUMBERS = 4096
+
+
+class Attention(NamedTuple):
+    """What dense attention takes."""
+
+    q: Tensor  # [B, H, N_q, M]
+    k: Tensor  # [B, H, N_k, M]
+    v: Tensor  # [B, H, N_k, D]
+    weights: Tensor  # [H, N_q, N_k] or [1, N_q, N_k]
+    magnitudes: Tensor | None  # what the normaliser takes instead of weights
+    normalize: bool
+
+
+def fits(num_queries: int, num_keys: int, width: int, value_dim: int) -> bool:
+    """Whether the compiled kernel is the faster one, for float32 on the CPU."""
+    return max(num_queries, num_keys) * max(width, value_dim) <= _MAX_NUMBERS
+
+
+def _implementation(attention: Attention) -> types.ModuleType:
+    q, k, v, weights = attention[:4]
+    if not fits(q.shape[2], k.shape[2], q.shape[3], v.shape[3]):
+        from topomask.ops.dense_attention import reference
+
+        return reference
+    return implementation(__name__, q, k, v, weights, dtype=torch.float32)
+
+
+def _forward(attention: Attention) -> tuple[Tensor, Tensor]:
+    return _implementation(attention).attend(attention)
+
+
+def _fake(attention: Attention) -> tuple[Tensor, Tensor]:
+    q, v = attention.q, attention.v
+    return q.new_empty(*q.shape[:-1], v.shape[-1]), q.new_empty(*q.shape[:-1], 1)
+
+
+def _backward(
+    attention: Attention, outputs: tuple[Tensor, ...], grad: Tensor, wanted: Collection[str]
+) -> dict[str, Tensor]:
+    out, denominator = outputs
+    share, fall = quotient_backward(grad, out, denominator) if attention.normalize else (grad, None)
+    return _implementation(attention).attend_backward(attention, share, fall, wanted)
+
+
+_dense_attention = Op(
+    "dense_attention",
+    Attention,
+    _forward,
+    _fake,
+    gradients=("q", "k", "v", "weights", "magnitudes"),
+    backward_kernel=_backward,
+)
+
+
+def dense_attention(
+    q: Tensor, k: Tensor, v: Tensor, weights: Tensor, magnitudes: Tensor | None = None, *, normalize: bool = True
+) -> Tensor:
+    r"""Linear attention :math:`\sum_j M_{ij}\,q_i^\top k_j\,v_j \big/ \sum_j |M|_{ij}\,q_i^\top k_j`.
+
+    Args:
+        q: Features of queries, [B, H, N_q, M].
+        k: Features of keys, [B, H, N_k, M].
+        v: Values, [B, H, N_k, D].
+        weights: The mask M, [H, N_q, N_k] or [1, N_q, N_k].
+        magnitudes: What the normaliser takes instead of it, same shape. Default: the mask.
+        normalize: Whether to divide by the normaliser; 0 where it is 0.
+
+    Returns:
+        [B, H, N_q, D].
+    """
+    return _dense_attention(Attention(q, k, v, weights, magnitudes, normalize))

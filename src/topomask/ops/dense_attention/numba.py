@@ -1,0 +1,377 @@
+"""Dense attention for few tokens and narrow heads, compiled.
+
+Tokens of one kind stand in the lanes of vectors, 16 at a time, and meet those of the other kind, eight at a time. What
+one item of the batch needs stays in the first cache, and no score is ever written to memory: the gradients of queries,
+and those of keys and values, each compute what they need of them anew.
+
+Inner loops are in LLVM's vector types, and take addresses and integers: ``lanes[a, :]`` is number a of 16 tokens,
+``rows[c, a]`` is number a of other token c, which is broadcast.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numba import njit, prange
+from numba.extending import intrinsic
+from torch import Tensor
+
+from topomask.ops.backend import EXACT, MAX_PARTS, Kernel
+from topomask.ops.dense_attention import Attention
+from topomask.ops.llvm import (
+    KEYS,
+    ZERO,
+    add_to,
+    broadcast,
+    integer,
+    load,
+    loop,
+    multiply,
+    multiply_add,
+    procedure,
+    store,
+)
+from topomask.ops.pair_attention import LANES
+
+
+class Tokens(NamedTuple):
+    """What is attended to, or gradients of it, [B, H, N, width], in any layout of memory."""
+
+    q: np.ndarray
+    k: np.ndarray
+    v: np.ndarray
+
+
+class Blocks(NamedTuple):
+    """A mask in blocks of 16 tokens of one kind, each with all tokens of the other kind, [V, blocks, others, 16]."""
+
+    weights: np.ndarray
+    magnitudes: np.ndarray
+
+
+class Results(NamedTuple):
+    """Gradients of numerators, [B, H, N_q, D], and of denominators, [B, H, N_q, 1]."""
+
+    grad: np.ndarray
+    fall: np.ndarray
+
+
+def _rows(builder: Any, base: Any, width: Any) -> list[Any]:
+    """Addresses of eight rows."""
+    return [builder.add(base, builder.mul(width, integer(4 * c))) for c in range(KEYS)]
+
+
+def _dots(builder: Any, lanes: Any, rows: Any, width: Any) -> list[Any]:
+    """Products of eight rows with all lanes."""
+    sources = _rows(builder, rows, width)
+
+    def body(a, totals):
+        lane = load(builder, lanes, builder.shl(a, integer(4)))
+        return [
+            multiply_add(builder, total, broadcast(builder, row, a), lane)
+            for total, row in zip(totals, sources, strict=True)
+        ]
+
+    return loop(builder, integer(0), width, 1, [ZERO] * KEYS, body)
+
+
+def _add(builder: Any, scores: list[Any], rows: Any, width: Any, lanes: Any) -> None:
+    """lanes[a, :] += sum_c scores[c] rows[c, a]."""
+    sources = _rows(builder, rows, width)
+
+    def body(a, _):
+        place = builder.shl(a, integer(4))
+        total = load(builder, lanes, place)
+        for score, row in zip(scores, sources, strict=True):
+            total = multiply_add(builder, total, score, broadcast(builder, row, a))
+        store(builder, total, lanes, place)
+        return []
+
+    loop(builder, integer(0), width, 1, [], body)
+
+
+def _places() -> list[Any]:
+    return [integer(LANES * c) for c in range(KEYS)]
+
+
+@intrinsic
+def _attend_keys(context, queries, keys, width, weights, magnitudes, totals, values, value_dim, out):
+    """Add to the numerators and denominators of 16 queries what they take from eight keys."""
+
+    def generate(_, builder, signature, args):
+        queries, keys, width, weights, magnitudes, totals, values, value_dim, out = args
+        total, weighted = load(builder, totals, integer(0)), []
+        for place, score in zip(_places(), _dots(builder, queries, keys, width), strict=True):
+            total = multiply_add(builder, total, score, load(builder, magnitudes, place))
+            weighted.append(multiply(builder, score, load(builder, weights, place)))
+        store(builder, total, totals, integer(0))
+        _add(builder, weighted, values, value_dim, out)
+
+    return procedure(9), generate
+
+
+@intrinsic
+def _differentiate_queries(context, grads, values, value_dim, weights, magnitudes, falls, keys, width, out):
+    """Add to the gradients of 16 queries what they get from eight keys.
+
+    ``grads`` are those of the numerators of these queries, ``falls`` of their denominators.
+    """
+
+    def generate(_, builder, signature, args):
+        grads, values, value_dim, weights, magnitudes, falls, keys, width, out = args
+        fall, slopes = load(builder, falls, integer(0)), []
+        for place, by_value in zip(_places(), _dots(builder, grads, values, value_dim), strict=True):
+            by_total = multiply(builder, fall, load(builder, magnitudes, place))
+            slopes.append(multiply_add(builder, by_total, by_value, load(builder, weights, place)))
+        _add(builder, slopes, keys, width, out)
+
+    return procedure(9), generate
+
+
+@intrinsic
+def _differentiate_keys(
+    context, keys, queries, width, values, grads, value_dim, weights, magnitudes, falls, separate, grad_weights,
+    grad_magnitudes, grad_keys, grad_values,
+):  # fmt: skip
+    """Add to the gradients of 16 keys and values, and of the weights, what they get from eight queries.
+
+    ``separate`` says whether magnitudes have gradients of their own; otherwise they are the weights.
+    """
+
+    def generate(_, builder, signature, args):
+        keys, queries, width, values, grads, value_dim, weights, magnitudes, falls, separate = args[:10]
+        grad_weights, grad_magnitudes, grad_keys, grad_values = args[10:]
+        is_separate = builder.icmp_signed("!=", separate, integer(0))
+        scores, by_values = (
+            _dots(builder, keys, queries, width),
+            _dots(builder, values, grads, value_dim),
+        )
+        weighted, slopes = [], []
+        for c, (place, score, by_value) in enumerate(zip(_places(), scores, by_values, strict=True)):
+            weight, magnitude = load(builder, weights, place), load(builder, magnitudes, place)
+            fall = broadcast(builder, falls, integer(c))
+            by_total = multiply(builder, score, fall)
+            add_to(
+                builder,
+                multiply_add(builder, builder.select(is_separate, ZERO, by_total), score, by_value),
+                grad_weights,
+                place,
+            )
+            with builder.if_then(is_separate):
+                add_to(builder, by_total, grad_magnitudes, place)
+            weighted.append(multiply(builder, score, weight))
+            slopes.append(multiply_add(builder, multiply(builder, fall, magnitude), by_value, weight))
+        _add(builder, weighted, grads, value_dim, grad_values)
+        _add(builder, slopes, queries, width, grad_keys)
+
+    return procedure(14), generate
+
+
+@njit(**EXACT)
+def _copy_rows(source, out):
+    """A matrix; rows of ``out`` beyond it keep their zeros."""
+    for i in range(source.shape[0]):
+        for a in range(source.shape[1]):
+            out[i, a] = source[i, a]
+
+
+@njit(**EXACT)
+def _copy_lanes(source, out):
+    """A matrix [N, width] in blocks [width, 16]; lanes beyond the last token keep their zeros."""
+    for i in range(source.shape[0]):
+        for a in range(source.shape[1]):
+            out[i // LANES, a, i % LANES] = source[i, a]
+
+
+@njit(**EXACT)
+def _write_lanes(source, out):
+    """Blocks [width, 16] as a matrix [N, width]."""
+    for i in range(out.shape[0]):
+        for a in range(out.shape[1]):
+            out[i, a] = source[i // LANES, a, i % LANES]
+
+
+@njit(**EXACT)
+def _normalize(normalize, totals, out):
+    """What the numerators of a block are divided by, in place and in ``out``: infinity where there is nothing."""
+    for r in range(LANES):
+        total = totals[r] if normalize else np.float32(1)
+        totals[r] = total if total != 0 else np.float32(np.inf)
+    for r in range(min(LANES, out.shape[0])):
+        out[r, 0] = totals[r]
+
+
+@njit(**EXACT)
+def _forward_part(first, last, tokens, blocks, normalize, out, denominator):
+    """Items ``first`` to ``last`` of the batch, joined with heads."""
+    q, k, v = tokens
+    heads, width, value_dim = q.shape[1], q.shape[3], v.shape[3]
+    mask_heads, num_blocks, padded_keys, _ = blocks.weights.shape
+    queries = np.zeros((num_blocks, width, LANES), np.float32)
+    keys, values = np.zeros((padded_keys, width), np.float32), np.zeros((padded_keys, value_dim), np.float32)
+    sums, totals = np.zeros((num_blocks, value_dim, LANES), np.float32), np.zeros((num_blocks, LANES), np.float32)
+    for item in range(first, last):
+        batch, head = item // heads, item % heads
+        weights, magnitudes = blocks.weights[head % mask_heads], blocks.magnitudes[head % mask_heads]
+        _copy_lanes(q[batch, head], queries)
+        _copy_rows(k[batch, head], keys)
+        _copy_rows(v[batch, head], values)
+        sums[:] = 0
+        totals[:] = 0
+        for block in range(num_blocks):
+            for j in range(0, padded_keys, KEYS):
+                _attend_keys(
+                    queries[block].ctypes.data, keys[j].ctypes.data, width, weights[block, j].ctypes.data,
+                    magnitudes[block, j].ctypes.data, totals[block].ctypes.data, values[j].ctypes.data, value_dim,
+                    sums[block].ctypes.data,
+                )  # fmt: skip
+            _normalize(normalize, totals[block], denominator[batch, head, block * LANES :])
+            sums[block] /= totals[block]
+        _write_lanes(sums, out[batch, head])
+
+
+@njit(**EXACT)
+def _backward_part(first, last, tokens, results, by_query, by_key, separate, grads, grad_by_key):
+    """Items ``first`` to ``last``; gradients of the mask are added up over these, by head."""
+    q, k, v = tokens
+    heads, width, value_dim = q.shape[1], q.shape[3], v.shape[3]
+    mask_heads, query_blocks, padded_keys, _ = by_query.weights.shape
+    _, key_blocks, padded_queries, _ = by_key.weights.shape
+    queries, keys = np.zeros((padded_queries, width), np.float32), np.zeros((padded_keys, width), np.float32)
+    slopes, values = np.zeros((padded_queries, value_dim), np.float32), np.zeros((padded_keys, value_dim), np.float32)
+    falls = np.zeros(query_blocks * LANES, np.float32)
+    slope_lanes = np.zeros((query_blocks, value_dim, LANES), np.float32)
+    key_lanes = np.zeros((key_blocks, width, LANES), np.float32)
+    value_lanes = np.zeros((key_blocks, value_dim, LANES), np.float32)
+    to_queries = np.zeros((query_blocks, width, LANES), np.float32)
+    to_keys, to_values = np.zeros_like(key_lanes), np.zeros_like(value_lanes)
+    for item in range(first, last):
+        batch, head = item // heads, item % heads
+        _copy_rows(q[batch, head], queries)
+        _copy_rows(k[batch, head], keys)
+        _copy_rows(v[batch, head], values)
+        _copy_rows(results.grad[batch, head], slopes)
+        _copy_lanes(k[batch, head], key_lanes)
+        _copy_lanes(v[batch, head], value_lanes)
+        _copy_lanes(results.grad[batch, head], slope_lanes)
+        falls[: q.shape[2]] = results.fall[batch, head, :, 0]
+        to_queries[:] = 0
+        to_keys[:] = 0
+        to_values[:] = 0
+        weights, magnitudes = by_query.weights[head % mask_heads], by_query.magnitudes[head % mask_heads]
+        for block in range(query_blocks):
+            for j in range(0, padded_keys, KEYS):
+                _differentiate_queries(
+                    slope_lanes[block].ctypes.data, values[j].ctypes.data, value_dim, weights[block, j].ctypes.data,
+                    magnitudes[block, j].ctypes.data, falls[block * LANES :].ctypes.data, keys[j].ctypes.data, width,
+                    to_queries[block].ctypes.data,
+                )  # fmt: skip
+        weights, magnitudes = by_key.weights[head % mask_heads], by_key.magnitudes[head % mask_heads]
+        for block in range(key_blocks):
+            for i in range(0, padded_queries, KEYS):
+                _differentiate_keys(
+                    key_lanes[block].ctypes.data, queries[i].ctypes.data, width, value_lanes[block].ctypes.data,
+                    slopes[i].ctypes.data, value_dim, weights[block, i].ctypes.data, magnitudes[block, i].ctypes.data,
+                    falls[i:].ctypes.data, separate, grad_by_key.weights[head, block, i].ctypes.data,
+                    grad_by_key.magnitudes[head, block, i].ctypes.data, to_keys[block].ctypes.data,
+                    to_values[block].ctypes.data,
+                )  # fmt: skip
+        _write_lanes(to_queries, grads.q[batch, head])
+        _write_lanes(to_keys, grads.k[batch, head])
+        _write_lanes(to_values, grads.v[batch, head])
+
+
+@njit(**EXACT)
+def _part_of(blocks, part):
+    return Blocks(blocks.weights[part], blocks.magnitudes[part])
+
+
+def _forward(parts, tokens, blocks, normalize, out, denominator):
+    """Attention [B, H, N_q, D] and its denominator [B, H, N_q, 1]."""
+    for part in prange(parts.shape[0] - 1):
+        _forward_part(parts[part], parts[part + 1], tokens, blocks, normalize, out, denominator)
+
+
+def _backward(parts, tokens, results, by_query, by_key, separate, grads, grad_by_key):
+    """Gradients of tokens, and of the mask for every part of the batch, [parts, H, blocks, N_q, 16]."""
+    for part in prange(parts.shape[0] - 1):
+        _backward_part(
+            parts[part], parts[part + 1], tokens, results, by_query, by_key, separate, grads,
+            _part_of(grad_by_key, part),
+        )  # fmt: skip
+
+
+def _to_blocks(matrices, out):
+    """Matrices [V, N, others] in blocks of 16 rows, [V, blocks, others, 16]; what is beyond them is 0."""
+    heads, num_blocks = out.shape[:2]
+    for part in prange(heads * num_blocks):
+        head, block = part // num_blocks, part % num_blocks
+        out[head, block] = 0
+        for r in range(min(LANES, matrices.shape[1] - block * LANES)):
+            for j in range(matrices.shape[2]):
+                out[head, block, j, r] = matrices[head, block * LANES + r, j]
+
+
+forward_kernel, backward_kernel, blocks_kernel = Kernel(_forward), Kernel(_backward), Kernel(_to_blocks)
+
+
+def _make_blocks(weights: Tensor, magnitudes: Tensor | None) -> Blocks:
+    """A mask [V, N, others] in blocks of its rows."""
+    made = _block(weights)
+    return Blocks(made, made if magnitudes is None else _block(magnitudes))
+
+
+def _block(matrices: Tensor) -> np.ndarray:
+    heads, mine, others = matrices.shape
+    out = np.empty((heads, -(-mine // LANES), -(-others // KEYS) * KEYS, LANES), np.float32)
+    blocks_kernel(matrices.detach().numpy(), out)
+    return out
+
+
+def _unblock(parts: np.ndarray, like: Tensor) -> Tensor:
+    """The sum over parts of blocks of columns, [parts, H, blocks, N', 16], in the shape of a mask [V, N, others]."""
+    total = torch.from_numpy(parts).sum(dim=0).transpose(1, 2).flatten(2)[:, : like.shape[1], : like.shape[2]]
+    # One mask may serve all heads.
+    return total if len(like) == len(total) else total.sum(dim=0, keepdim=True)
+
+
+def _parts(attention: Attention) -> np.ndarray:
+    """Where parts of the batch, joined with heads, begin: one for each thread."""
+    count = attention.q.shape[0] * attention.q.shape[1]
+    return np.linspace(0, count, max(1, min(torch.get_num_threads(), MAX_PARTS, count)) + 1).astype(np.int64)
+
+
+def _tokens(*tensors: Tensor) -> Tokens:
+    return Tokens(*(x.detach().numpy() for x in tensors))
+
+
+def attend(attention: Attention) -> tuple[Tensor, Tensor]:
+    """The result [B, H, N_q, D], and its normaliser [B, H, N_q, 1], infinite where there is nothing."""
+    q, k, v, weights, magnitudes, normalize = attention
+    out, denominator = q.new_empty(*q.shape[:-1], v.shape[-1]), q.new_empty(*q.shape[:-1], 1)
+    blocks = _make_blocks(weights, magnitudes)
+    forward_kernel(_parts(attention), _tokens(q, k, v), blocks, normalize, out.numpy(), denominator.numpy())
+    return out, denominator
+
+
+def attend_backward(
+    attention: Attention, grad: Tensor, fall: Tensor | None, wanted: Collection[str]
+) -> dict[str, Tensor]:
+    """Gradients by name; arguments as those of the reference."""
+    q, k, v, weights, magnitudes, _ = attention
+    fall = grad.new_zeros(*grad.shape[:-1], 1) if fall is None else fall
+    by_query = _make_blocks(weights, magnitudes)
+    by_key = _make_blocks(weights.mT, None if magnitudes is None else magnitudes.mT)
+    parts, separate = _parts(attention), magnitudes is not None
+    shape = (len(parts) - 1, q.shape[1], *by_key.weights.shape[1:])
+    grad_weights = np.zeros(shape, np.float32)
+    grad_by_key = Blocks(grad_weights, np.zeros(shape, np.float32) if separate else grad_weights)
+    grads = [torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v)]
+    results = Results(*(x.detach().numpy() for x in (grad, fall)))
+    tokens, to_tokens = _tokens(q, k, v), _tokens(*grads)
+    backward_kernel(parts, tokens, results, by_query, by_key, int(separate), to_tokens, grad_by_key)
+    found = dict(zip("qkv", grads, strict=True))
+    return found | {name: _unblock(getattr(grad_by_key, name), weights) for name in wanted if name not in found}
