@@ -237,12 +237,12 @@ def _count_dense(problem: Problem) -> Work:
     width, softmax = problem.num_features + problem.value_dim, float(problem.kernel == "softmax")
     formed = entries if cost.refresh or entries > MAX_KEPT_ENTRIES else 0
     sizes = (problem.num_queries, problem.num_keys, problem.num_features, problem.value_dim)
-    # Few tokens have a kernel that writes no scores to memory.
-    weight = 0.5 if problem.kernel == "linear" and not problem.dropout and dense_attention.fits(*sizes) else 1.0
+    # Few tokens have a kernel that writes no scores to memory; measured in float32 on the CPU.
+    share = 0.5 if problem.kernel == "linear" and not problem.dropout and dense_attention.fits(*sizes) else 1.0
     terms = {
         "dense: call": 1.0,
         "dense: multiply-add": times * entries * width,
-        "dense: weight": weight * times * entries,
+        "dense: weight": share * times * entries,
         "dense: power": softmax * times * entries,
         # What does not fit in the caches is paged in again and again. Linear attention takes some inputs at a time.
         "dense: large weight": times * entries if entries * (times if softmax else 1) > _LARGE else 0,

@@ -351,6 +351,7 @@ class WalkOperator(Operator):
         on_the_fly = record.counts.tiles is not None and kinds == {torch.float32} and q.device.type == "cpu"
         if record.key is None or sums.absolute or not on_the_fly:
             return attend_entries(self.entries(), self.num_heads, q, k, v, sums, is_key)
+        # Many masks are never attended to in this way.
         from topomask.ops.feature_attention import PackedWeights, feature_attention, fits
 
         patterns = (record.query.pattern, record.key.pattern)

@@ -13,9 +13,9 @@ from topomask.ops.backend import implementation
 from topomask.ops.quotient import quotient_backward
 from topomask.ops.registration import Op
 
-# Numbers in the keys of a head up to which the compiled kernel is faster than products of torch: they are read again
-# and again, and have to stay in the first cache.
-_MAX_NUMBERS = 4096
+# Up to where the compiled kernel is faster than products of torch: the numbers in the tokens of a head, which are read
+# again and again and have to stay in the first cache; and entries of a head of the mask, which is put in another order.
+_MAX_NUMBERS, _MAX_ENTRIES = 1 << 12, 1 << 16
 
 
 class Attention(NamedTuple):
@@ -31,7 +31,8 @@ class Attention(NamedTuple):
 
 def fits(num_queries: int, num_keys: int, width: int, value_dim: int) -> bool:
     """Whether the compiled kernel is the faster one, for float32 on the CPU."""
-    return max(num_queries, num_keys) * max(width, value_dim) <= _MAX_NUMBERS
+    numbers = max(num_queries, num_keys) * max(width, value_dim)
+    return numbers <= _MAX_NUMBERS and num_queries * num_keys <= _MAX_ENTRIES
 
 
 def _implementation(attention: Attention) -> types.ModuleType:
@@ -86,4 +87,19 @@ def dense_attention(
     Returns:
         [B, H, N_q, D].
     """
+    batch, heads, num_queries, width = q.shape
+    num_keys = k.shape[2]
+    if k.shape != (batch, heads, num_keys, width) or v.shape[:3] != k.shape[:3]:
+        raise ValueError(
+            f"`k` and `v` must have shapes [{batch}, {heads}, N_k, {width}] and [{batch}, {heads}, N_k, D], as `q` has "
+            f"{tuple(q.shape)}, but have {tuple(k.shape)} and {tuple(v.shape)}."
+        )
+    if weights.shape not in ((heads, num_queries, num_keys), (1, num_queries, num_keys)):
+        raise ValueError(
+            f"`weights` must have shape [{heads} or 1, {num_queries}, {num_keys}], but has {tuple(weights.shape)}."
+        )
+    if magnitudes is not None and magnitudes.shape != weights.shape:
+        raise ValueError(
+            f"`magnitudes` must have the shape of `weights`, {tuple(weights.shape)}, but has {tuple(magnitudes.shape)}."
+        )
     return _dense_attention(Attention(q, k, v, weights, magnitudes, normalize))

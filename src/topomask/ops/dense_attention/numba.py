@@ -1,8 +1,8 @@
 """Dense attention for few tokens and narrow heads, compiled.
 
-Tokens of one kind stand in the lanes of vectors, 16 at a time, and meet those of the other kind, eight at a time. What
-one item of the batch needs stays in the first cache, and no score is ever written to memory: the gradients of queries,
-and those of keys and values, each compute what they need of them anew.
+Queries (or keys) stand in the lanes of vectors, 16 at a time, and meet keys (or queries), eight at a time. The tokens
+of one input and head stay in the first cache, and no score is ever written to memory: the gradients of queries, and
+those of keys and values, each compute what they need of them anew.
 
 Inner loops are in LLVM's vector types, and take addresses and integers: ``lanes[a, :]`` is number a of 16 tokens,
 ``rows[c, a]`` is number a of other token c, which is broadcast.
@@ -19,7 +19,7 @@ from numba import njit, prange
 from numba.extending import intrinsic
 from torch import Tensor
 
-from topomask.ops.backend import EXACT, MAX_PARTS, Kernel
+from topomask.ops.backend import EXACT, MAX_PARTS, Kernel, arrays
 from topomask.ops.dense_attention import Attention
 from topomask.ops.llvm import (
     KEYS,
@@ -38,7 +38,7 @@ from topomask.ops.pair_attention import LANES
 
 
 class Tokens(NamedTuple):
-    """What is attended to, or gradients of it, [B, H, N, width], in any layout of memory."""
+    """What is attended to, or gradients of it, [B, H, N, width]."""
 
     q: np.ndarray
     k: np.ndarray
@@ -52,11 +52,11 @@ class Blocks(NamedTuple):
     magnitudes: np.ndarray
 
 
-class Results(NamedTuple):
+class OutputGrads(NamedTuple):
     """Gradients of numerators, [B, H, N_q, D], and of denominators, [B, H, N_q, 1]."""
 
-    grad: np.ndarray
-    fall: np.ndarray
+    numerator: np.ndarray
+    denominator: np.ndarray
 
 
 def _rows(builder: Any, base: Any, width: Any) -> list[Any]:
@@ -133,41 +133,37 @@ def _differentiate_queries(context, grads, values, value_dim, weights, magnitude
 
 @intrinsic
 def _differentiate_keys(
-    context, keys, queries, width, values, grads, value_dim, weights, magnitudes, falls, separate, grad_weights,
-    grad_magnitudes, grad_keys, grad_values,
+    context, keys, queries, width, values, grads, value_dim, weights, magnitudes, falls, learns, separate,
+    grad_weights, grad_magnitudes, grad_keys, grad_values,
 ):  # fmt: skip
-    """Add to the gradients of 16 keys and values, and of the weights, what they get from eight queries.
+    """Add to the gradients of 16 keys and values what they get from eight queries.
 
-    ``separate`` says whether magnitudes have gradients of their own; otherwise they are the weights.
+    Those of the mask are added up where it ``learns``, and those of magnitudes apart from those of weights where they
+    are ``separate``.
     """
 
     def generate(_, builder, signature, args):
-        keys, queries, width, values, grads, value_dim, weights, magnitudes, falls, separate = args[:10]
-        grad_weights, grad_magnitudes, grad_keys, grad_values = args[10:]
-        is_separate = builder.icmp_signed("!=", separate, integer(0))
-        scores, by_values = (
-            _dots(builder, keys, queries, width),
-            _dots(builder, values, grads, value_dim),
-        )
+        keys, queries, width, values, grads, value_dim, weights, magnitudes, falls, learns, separate = args[:11]
+        grad_weights, grad_magnitudes, grad_keys, grad_values = args[11:]
+        is_learnt, is_separate = (builder.icmp_signed("!=", flag, integer(0)) for flag in (learns, separate))
+        scores = _dots(builder, keys, queries, width)
+        by_values = _dots(builder, values, grads, value_dim)
         weighted, slopes = [], []
         for c, (place, score, by_value) in enumerate(zip(_places(), scores, by_values, strict=True)):
             weight, magnitude = load(builder, weights, place), load(builder, magnitudes, place)
             fall = broadcast(builder, falls, integer(c))
-            by_total = multiply(builder, score, fall)
-            add_to(
-                builder,
-                multiply_add(builder, builder.select(is_separate, ZERO, by_total), score, by_value),
-                grad_weights,
-                place,
-            )
-            with builder.if_then(is_separate):
-                add_to(builder, by_total, grad_magnitudes, place)
+            with builder.if_then(is_learnt):
+                by_total = multiply(builder, score, fall)
+                joined = builder.select(is_separate, ZERO, by_total)
+                add_to(builder, multiply_add(builder, joined, score, by_value), grad_weights, place)
+                with builder.if_then(is_separate):
+                    add_to(builder, by_total, grad_magnitudes, place)
             weighted.append(multiply(builder, score, weight))
             slopes.append(multiply_add(builder, multiply(builder, fall, magnitude), by_value, weight))
         _add(builder, weighted, grads, value_dim, grad_values)
         _add(builder, slopes, queries, width, grad_keys)
 
-    return procedure(14), generate
+    return procedure(15), generate
 
 
 @njit(**EXACT)
@@ -215,7 +211,8 @@ def _forward_part(first, last, tokens, blocks, normalize, out, denominator):
     sums, totals = np.zeros((num_blocks, value_dim, LANES), np.float32), np.zeros((num_blocks, LANES), np.float32)
     for item in range(first, last):
         batch, head = item // heads, item % heads
-        weights, magnitudes = blocks.weights[head % mask_heads], blocks.magnitudes[head % mask_heads]
+        own = head if mask_heads > 1 else 0
+        weights, magnitudes = blocks.weights[own], blocks.magnitudes[own]
         _copy_lanes(q[batch, head], queries)
         _copy_rows(k[batch, head], keys)
         _copy_rows(v[batch, head], values)
@@ -234,54 +231,58 @@ def _forward_part(first, last, tokens, blocks, normalize, out, denominator):
 
 
 @njit(**EXACT)
-def _backward_part(first, last, tokens, results, by_query, by_key, separate, grads, grad_by_key):
+def _backward_part(first, last, tokens, output_grads, by_query, by_key, learns, separate, grads, grad_by_key):
     """Items ``first`` to ``last``; gradients of the mask are added up over these, by head."""
     q, k, v = tokens
     heads, width, value_dim = q.shape[1], q.shape[3], v.shape[3]
     mask_heads, query_blocks, padded_keys, _ = by_query.weights.shape
     _, key_blocks, padded_queries, _ = by_key.weights.shape
     queries, keys = np.zeros((padded_queries, width), np.float32), np.zeros((padded_keys, width), np.float32)
-    slopes, values = np.zeros((padded_queries, value_dim), np.float32), np.zeros((padded_keys, value_dim), np.float32)
+    grad_rows, values = (
+        np.zeros((padded_queries, value_dim), np.float32),
+        np.zeros((padded_keys, value_dim), np.float32),
+    )
     falls = np.zeros(query_blocks * LANES, np.float32)
-    slope_lanes = np.zeros((query_blocks, value_dim, LANES), np.float32)
+    grad_lanes = np.zeros((query_blocks, value_dim, LANES), np.float32)
     key_lanes = np.zeros((key_blocks, width, LANES), np.float32)
     value_lanes = np.zeros((key_blocks, value_dim, LANES), np.float32)
-    to_queries = np.zeros((query_blocks, width, LANES), np.float32)
-    to_keys, to_values = np.zeros_like(key_lanes), np.zeros_like(value_lanes)
+    grad_queries = np.zeros((query_blocks, width, LANES), np.float32)
+    grad_keys, grad_values = np.zeros_like(key_lanes), np.zeros_like(value_lanes)
     for item in range(first, last):
         batch, head = item // heads, item % heads
+        own = head if mask_heads > 1 else 0
         _copy_rows(q[batch, head], queries)
         _copy_rows(k[batch, head], keys)
         _copy_rows(v[batch, head], values)
-        _copy_rows(results.grad[batch, head], slopes)
+        _copy_rows(output_grads.numerator[batch, head], grad_rows)
         _copy_lanes(k[batch, head], key_lanes)
         _copy_lanes(v[batch, head], value_lanes)
-        _copy_lanes(results.grad[batch, head], slope_lanes)
-        falls[: q.shape[2]] = results.fall[batch, head, :, 0]
-        to_queries[:] = 0
-        to_keys[:] = 0
-        to_values[:] = 0
-        weights, magnitudes = by_query.weights[head % mask_heads], by_query.magnitudes[head % mask_heads]
+        _copy_lanes(output_grads.numerator[batch, head], grad_lanes)
+        falls[: q.shape[2]] = output_grads.denominator[batch, head, :, 0]
+        grad_queries[:] = 0
+        grad_keys[:] = 0
+        grad_values[:] = 0
+        weights, magnitudes = by_query.weights[own], by_query.magnitudes[own]
         for block in range(query_blocks):
             for j in range(0, padded_keys, KEYS):
                 _differentiate_queries(
-                    slope_lanes[block].ctypes.data, values[j].ctypes.data, value_dim, weights[block, j].ctypes.data,
+                    grad_lanes[block].ctypes.data, values[j].ctypes.data, value_dim, weights[block, j].ctypes.data,
                     magnitudes[block, j].ctypes.data, falls[block * LANES :].ctypes.data, keys[j].ctypes.data, width,
-                    to_queries[block].ctypes.data,
+                    grad_queries[block].ctypes.data,
                 )  # fmt: skip
-        weights, magnitudes = by_key.weights[head % mask_heads], by_key.magnitudes[head % mask_heads]
+        weights, magnitudes = by_key.weights[own], by_key.magnitudes[own]
         for block in range(key_blocks):
             for i in range(0, padded_queries, KEYS):
                 _differentiate_keys(
                     key_lanes[block].ctypes.data, queries[i].ctypes.data, width, value_lanes[block].ctypes.data,
-                    slopes[i].ctypes.data, value_dim, weights[block, i].ctypes.data, magnitudes[block, i].ctypes.data,
-                    falls[i:].ctypes.data, separate, grad_by_key.weights[head, block, i].ctypes.data,
-                    grad_by_key.magnitudes[head, block, i].ctypes.data, to_keys[block].ctypes.data,
-                    to_values[block].ctypes.data,
+                    grad_rows[i].ctypes.data, value_dim, weights[block, i].ctypes.data,
+                    magnitudes[block, i].ctypes.data, falls[i:].ctypes.data, learns, separate,
+                    grad_by_key.weights[head, block, i].ctypes.data, grad_by_key.magnitudes[head, block, i].ctypes.data,
+                    grad_keys[block].ctypes.data, grad_values[block].ctypes.data,
                 )  # fmt: skip
-        _write_lanes(to_queries, grads.q[batch, head])
-        _write_lanes(to_keys, grads.k[batch, head])
-        _write_lanes(to_values, grads.v[batch, head])
+        _write_lanes(grad_queries, grads.q[batch, head])
+        _write_lanes(grad_keys, grads.k[batch, head])
+        _write_lanes(grad_values, grads.v[batch, head])
 
 
 @njit(**EXACT)
@@ -295,11 +296,11 @@ def _forward(parts, tokens, blocks, normalize, out, denominator):
         _forward_part(parts[part], parts[part + 1], tokens, blocks, normalize, out, denominator)
 
 
-def _backward(parts, tokens, results, by_query, by_key, separate, grads, grad_by_key):
-    """Gradients of tokens, and of the mask for every part of the batch, [parts, H, blocks, N_q, 16]."""
+def _backward(parts, tokens, output_grads, by_query, by_key, learns, separate, grads, grad_by_key):
+    """Gradients of tokens; and of the mask, for every part of the batch, [parts, H, blocks of keys, queries, 16]."""
     for part in prange(parts.shape[0] - 1):
         _backward_part(
-            parts[part], parts[part + 1], tokens, results, by_query, by_key, separate, grads,
+            parts[part], parts[part + 1], tokens, output_grads, by_query, by_key, learns, separate, grads,
             _part_of(grad_by_key, part),
         )  # fmt: skip
 
@@ -307,8 +308,8 @@ def _backward(parts, tokens, results, by_query, by_key, separate, grads, grad_by
 def _to_blocks(matrices, out):
     """Matrices [V, N, others] in blocks of 16 rows, [V, blocks, others, 16]; what is beyond them is 0."""
     heads, num_blocks = out.shape[:2]
-    for part in prange(heads * num_blocks):
-        head, block = part // num_blocks, part % num_blocks
+    for number in prange(heads * num_blocks):
+        head, block = number // num_blocks, number % num_blocks
         out[head, block] = 0
         for r in range(min(LANES, matrices.shape[1] - block * LANES)):
             for j in range(matrices.shape[2]):
@@ -332,28 +333,25 @@ def _block(matrices: Tensor) -> np.ndarray:
 
 
 def _unblock(parts: np.ndarray, like: Tensor) -> Tensor:
-    """The sum over parts of blocks of columns, [parts, H, blocks, N', 16], in the shape of a mask [V, N, others]."""
+    """The sum over parts of blocks of keys, [parts, H, blocks, queries, 16], in the shape of a mask [V, N_q, N_k]."""
     total = torch.from_numpy(parts).sum(dim=0).transpose(1, 2).flatten(2)[:, : like.shape[1], : like.shape[2]]
     # One mask may serve all heads.
     return total if len(like) == len(total) else total.sum(dim=0, keepdim=True)
 
 
-def _parts(attention: Attention) -> np.ndarray:
-    """Where parts of the batch, joined with heads, begin: one for each thread."""
+def _parts(attention: Attention, most: int) -> np.ndarray:
+    """Where parts of the batch, joined with heads, begin: one for each thread, ``most`` at most."""
     count = attention.q.shape[0] * attention.q.shape[1]
-    return np.linspace(0, count, max(1, min(torch.get_num_threads(), MAX_PARTS, count)) + 1).astype(np.int64)
-
-
-def _tokens(*tensors: Tensor) -> Tokens:
-    return Tokens(*(x.detach().numpy() for x in tensors))
+    return np.linspace(0, count, max(1, min(torch.get_num_threads(), most, count)) + 1).astype(np.int64)
 
 
 def attend(attention: Attention) -> tuple[Tensor, Tensor]:
-    """The result [B, H, N_q, D], and its normaliser [B, H, N_q, 1], infinite where there is nothing."""
+    """The result [B, H, N_q, D], and its normaliser [B, H, N_q, 1], infinite where that is 0."""
     q, k, v, weights, magnitudes, normalize = attention
     out, denominator = q.new_empty(*q.shape[:-1], v.shape[-1]), q.new_empty(*q.shape[:-1], 1)
-    blocks = _make_blocks(weights, magnitudes)
-    forward_kernel(_parts(attention), _tokens(q, k, v), blocks, normalize, out.numpy(), denominator.numpy())
+    blocks, parts = _make_blocks(weights, magnitudes), _parts(attention, most=q.shape[0] * q.shape[1])
+    # In order, as they nearly always are: every other layout would be compiled for anew.
+    forward_kernel(parts, Tokens(*arrays(q, k, v)), blocks, normalize, *arrays(out, denominator))
     return out, denominator
 
 
@@ -365,13 +363,20 @@ def attend_backward(
     fall = grad.new_zeros(*grad.shape[:-1], 1) if fall is None else fall
     by_query = _make_blocks(weights, magnitudes)
     by_key = _make_blocks(weights.mT, None if magnitudes is None else magnitudes.mT)
-    parts, separate = _parts(attention), magnitudes is not None
+    # Every part adds up gradients of the mask by itself.
+    parts, separate = _parts(attention, MAX_PARTS), magnitudes is not None
+    learnt = [name for name in wanted if name in Blocks._fields]
     shape = (len(parts) - 1, q.shape[1], *by_key.weights.shape[1:])
-    grad_weights = np.zeros(shape, np.float32)
-    grad_by_key = Blocks(grad_weights, np.zeros(shape, np.float32) if separate else grad_weights)
+    grad_weights = np.zeros(shape, np.float32) if learnt else np.empty(shape, np.float32)
+    grad_by_key = Blocks(grad_weights, np.zeros(shape, np.float32) if learnt and separate else grad_weights)
     grads = [torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v)]
-    results = Results(*(x.detach().numpy() for x in (grad, fall)))
-    tokens, to_tokens = _tokens(q, k, v), _tokens(*grads)
-    backward_kernel(parts, tokens, results, by_query, by_key, int(separate), to_tokens, grad_by_key)
-    found = dict(zip("qkv", grads, strict=True))
-    return found | {name: _unblock(getattr(grad_by_key, name), weights) for name in wanted if name not in found}
+    tokens, grad_tokens, output_grads = (
+        Tokens(*arrays(q, k, v)),
+        Tokens(*arrays(*grads)),
+        OutputGrads(*arrays(grad, fall)),
+    )
+    flags = int(bool(learnt)), int(separate)
+    backward_kernel(parts, tokens, output_grads, by_query, by_key, *flags, grad_tokens, grad_by_key)
+    return dict(zip("qkv", grads, strict=True)) | {
+        name: _unblock(getattr(grad_by_key, name), weights) for name in learnt
+    }
