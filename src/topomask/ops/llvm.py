@@ -144,18 +144,31 @@ def fetch(builder: Any, row: Any) -> None:
         builder.call(prefetch, [address, *(ir.Constant(INT32, flag) for flag in (0, 3, 1))])
 
 
-def key_dots(builder: Any, lanes: Any, rows: Any, keys: Any, width: Any) -> list[Any]:
-    """Products of a block of keys with all lanes."""
-    sources = key_rows(builder, rows, keys, width)
+def lane_dots(builder: Any, lanes: Any, rows: list[Any], width: Any) -> list[Any]:
+    """Products of some rows, wherever they lie, with all lanes: sum_a rows[c][a] lanes[a, :] for every c."""
 
     def body(a, totals):
-        query = load(builder, lanes, builder.shl(a, integer(4)))
+        lane = load(builder, lanes, builder.shl(a, integer(4)))
         return [
-            multiply_add(builder, total, broadcast(builder, row, a), query)
-            for total, row in zip(totals, sources, strict=True)
+            multiply_add(builder, total, broadcast(builder, row, a), lane)
+            for total, row in zip(totals, rows, strict=True)
         ]
 
-    return loop(builder, integer(0), width, 1, [ZERO] * KEYS, body)
+    return loop(builder, integer(0), width, 1, [ZERO] * len(rows), body)
+
+
+def add_to_lanes(builder: Any, factors: list[Any], rows: list[Any], width: Any, lanes: Any) -> None:
+    """lanes[a, :] += sum_c factors[c] rows[c][a], for a vector of factors per row."""
+
+    def body(a, _):
+        place = builder.shl(a, integer(4))
+        total = load(builder, lanes, place)
+        for factor, row in zip(factors, rows, strict=True):
+            total = multiply_add(builder, total, factor, broadcast(builder, row, a))
+        store(builder, total, lanes, place)
+        return []
+
+    loop(builder, integer(0), width, 1, [], body)
 
 
 def row_dots(builder: Any, row: Any, others: list[Any], width: Any) -> list[Any]:

@@ -25,10 +25,11 @@ from topomask.ops.llvm import (
     KEYS,
     ZERO,
     add_to,
+    add_to_lanes,
     broadcast,
     integer,
+    lane_dots,
     load,
-    loop,
     multiply,
     multiply_add,
     procedure,
@@ -64,35 +65,6 @@ def _rows(builder: Any, base: Any, width: Any) -> list[Any]:
     return [builder.add(base, builder.mul(width, integer(4 * c))) for c in range(KEYS)]
 
 
-def _dots(builder: Any, lanes: Any, rows: Any, width: Any) -> list[Any]:
-    """Products of eight rows with all lanes."""
-    sources = _rows(builder, rows, width)
-
-    def body(a, totals):
-        lane = load(builder, lanes, builder.shl(a, integer(4)))
-        return [
-            multiply_add(builder, total, broadcast(builder, row, a), lane)
-            for total, row in zip(totals, sources, strict=True)
-        ]
-
-    return loop(builder, integer(0), width, 1, [ZERO] * KEYS, body)
-
-
-def _add(builder: Any, scores: list[Any], rows: Any, width: Any, lanes: Any) -> None:
-    """lanes[a, :] += sum_c scores[c] rows[c, a]."""
-    sources = _rows(builder, rows, width)
-
-    def body(a, _):
-        place = builder.shl(a, integer(4))
-        total = load(builder, lanes, place)
-        for score, row in zip(scores, sources, strict=True):
-            total = multiply_add(builder, total, score, broadcast(builder, row, a))
-        store(builder, total, lanes, place)
-        return []
-
-    loop(builder, integer(0), width, 1, [], body)
-
-
 def _places() -> list[Any]:
     return [integer(LANES * c) for c in range(KEYS)]
 
@@ -104,11 +76,13 @@ def _attend_keys(context, queries, keys, width, weights, magnitudes, totals, val
     def generate(_, builder, signature, args):
         queries, keys, width, weights, magnitudes, totals, values, value_dim, out = args
         total, weighted = load(builder, totals, integer(0)), []
-        for place, score in zip(_places(), _dots(builder, queries, keys, width), strict=True):
+        for place, score in zip(
+            _places(), lane_dots(builder, queries, _rows(builder, keys, width), width), strict=True
+        ):
             total = multiply_add(builder, total, score, load(builder, magnitudes, place))
             weighted.append(multiply(builder, score, load(builder, weights, place)))
         store(builder, total, totals, integer(0))
-        _add(builder, weighted, values, value_dim, out)
+        add_to_lanes(builder, weighted, _rows(builder, values, value_dim), value_dim, out)
 
     return procedure(9), generate
 
@@ -123,10 +97,12 @@ def _differentiate_queries(context, grads, values, value_dim, weights, magnitude
     def generate(_, builder, signature, args):
         grads, values, value_dim, weights, magnitudes, falls, keys, width, out = args
         fall, slopes = load(builder, falls, integer(0)), []
-        for place, by_value in zip(_places(), _dots(builder, grads, values, value_dim), strict=True):
+        for place, by_value in zip(
+            _places(), lane_dots(builder, grads, _rows(builder, values, value_dim), value_dim), strict=True
+        ):
             by_total = multiply(builder, fall, load(builder, magnitudes, place))
             slopes.append(multiply_add(builder, by_total, by_value, load(builder, weights, place)))
-        _add(builder, slopes, keys, width, out)
+        add_to_lanes(builder, slopes, _rows(builder, keys, width), width, out)
 
     return procedure(9), generate
 
@@ -146,8 +122,8 @@ def _differentiate_keys(
         keys, queries, width, values, grads, value_dim, weights, magnitudes, falls, learns, separate = args[:11]
         grad_weights, grad_magnitudes, grad_keys, grad_values = args[11:]
         is_learnt, is_separate = (builder.icmp_signed("!=", flag, integer(0)) for flag in (learns, separate))
-        scores = _dots(builder, keys, queries, width)
-        by_values = _dots(builder, values, grads, value_dim)
+        scores = lane_dots(builder, keys, _rows(builder, queries, width), width)
+        by_values = lane_dots(builder, values, _rows(builder, grads, value_dim), value_dim)
         weighted, slopes = [], []
         for c, (place, score, by_value) in enumerate(zip(_places(), scores, by_values, strict=True)):
             weight, magnitude = load(builder, weights, place), load(builder, magnitudes, place)
@@ -160,8 +136,8 @@ def _differentiate_keys(
                     add_to(builder, by_total, grad_magnitudes, place)
             weighted.append(multiply(builder, score, weight))
             slopes.append(multiply_add(builder, multiply(builder, fall, magnitude), by_value, weight))
-        _add(builder, weighted, grads, value_dim, grad_values)
-        _add(builder, slopes, queries, width, grad_keys)
+        add_to_lanes(builder, weighted, _rows(builder, grads, value_dim), value_dim, grad_values)
+        add_to_lanes(builder, slopes, _rows(builder, queries, width), width, grad_keys)
 
     return procedure(15), generate
 

@@ -33,7 +33,7 @@ def dot_keys(context, lanes, rows, keys, width, out, next_rows, next_keys, next_
     def generate(_, builder, signature, args):
         lanes, rows, keys, width, out, next_rows, next_keys, next_width = args
         llvm.fetch_ahead(builder, next_rows, next_keys, next_width)
-        for c, total in enumerate(llvm.key_dots(builder, lanes, rows, keys, width)):
+        for c, total in enumerate(llvm.lane_dots(builder, lanes, llvm.key_rows(builder, rows, keys, width), width)):
             store(builder, total, out, integer(LANES * c))
 
     return llvm.procedure(8), generate
@@ -47,7 +47,7 @@ def weigh_keys(context, lanes, rows, keys, width, weights, magnitudes, out, tota
         lanes, rows, keys, width, weights, magnitudes, out, totals, next_rows, next_width = args
         llvm.fetch_ahead(builder, next_rows, keys, next_width)
         total = load(builder, totals, integer(0))
-        for c, score in enumerate(llvm.key_dots(builder, lanes, rows, keys, width)):
+        for c, score in enumerate(llvm.lane_dots(builder, lanes, llvm.key_rows(builder, rows, keys, width), width)):
             place = integer(LANES * c)
             total = multiply_add(builder, total, score, load(builder, magnitudes, place))
             store(builder, multiply(builder, score, load(builder, weights, place)), out, place)
@@ -65,16 +65,7 @@ def add_keys(context, scores, rows, keys, width, lanes, next_rows, next_width):
         sources = llvm.key_rows(builder, rows, keys, width)
         llvm.fetch_ahead(builder, next_rows, builder.add(keys, integer(4 * KEYS)), next_width)
         weights = [load(builder, scores, integer(LANES * c)) for c in range(KEYS)]
-
-        def body(a, _):
-            place = builder.shl(a, integer(4))
-            total = load(builder, lanes, place)
-            for weight, row in zip(weights, sources, strict=True):
-                total = multiply_add(builder, total, weight, broadcast(builder, row, a))
-            store(builder, total, lanes, place)
-            return []
-
-        loop(builder, integer(0), width, 1, [], body)
+        llvm.add_to_lanes(builder, weights, sources, width, lanes)
 
     return llvm.procedure(7), generate
 
