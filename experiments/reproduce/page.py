@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from experiments.reproduce.registry import GROUPS, STUDIES, compare, reproduce
-from experiments.reproduce.results import ResultFolder
+from experiments.reproduce.results import ResultFile
 from experiments.reproduce.study import Study, collect
 from topomask.pictures.pages import Section, to_markdown
 from topomask.pictures.plots import write_content
@@ -52,9 +52,9 @@ def write_page(results: Path, docs: Path) -> None:
     for name, make in STUDIES.items():
         study = make()
         if isinstance(study, Study):
-            begun = any(collect(study, results / study.folder).values())
+            begun = any(collect(study, results).values())
         else:
-            begun = ResultFolder(results / name).find(name, 0, study.config) is not None
+            begun = ResultFile(results, name).find(name, 0, study.config) is not None
         if begun and isinstance(study, Study):
             tables[name] = study
         if begun:

@@ -11,7 +11,7 @@ from pathlib import Path
 from experiments.reproduce import computed, dynamics, graph_tables, images, node_tables
 from experiments.reproduce.computed import Computation
 from experiments.reproduce.pictures import draw_study
-from experiments.reproduce.results import ResultFolder, RunResult
+from experiments.reproduce.results import ResultFile, RunResult
 from experiments.reproduce.study import Study, run_study
 from experiments.reproduce.summary import count_targets, overview, pool, summarize
 from topomask.data import MOTIFS, NODE_SETS
@@ -83,16 +83,16 @@ def compare(title: str, groups: Sequence[str], results: Path, overrides: Sequenc
         results: Folder of the results of all studies.
         overrides: Fields of all experiments that were changed.
     """
-    grouped: dict[str, list[tuple[Study, Path]]] = {}
+    grouped: dict[str, list[Study]] = {}
     for group in groups:
         made = [STUDIES[part]() for part in GROUPS.get(group, ())]
-        grouped[group] = [(each.changed(overrides), results / each.folder) for each in made if isinstance(each, Study)]
+        grouped[group] = [each.changed(overrides) for each in made if isinstance(each, Study)]
     tables = [table for own in grouped.values() for table in own]
     if not tables:
         return None
-    glance = overview(tables, ours="grf")
-    pooled = [f"{group}: {note}" for group, own in grouped.items() if own for note in pool(own, ours="grf")]
-    notes = count_targets(tables) + pooled + [_LACKING[group] for group in groups if group in _LACKING]
+    glance = overview(tables, results, ours="grf")
+    pooled = [f"{group}: {note}" for group, own in grouped.items() if own for note in pool(own, results, ours="grf")]
+    notes = count_targets(tables, results) + pooled + [_LACKING[group] for group in groups if group in _LACKING]
     about = (*_GLANCE, _POOLED) if pooled else _GLANCE
     return Section(title, about if glance.rows else (), glance if glance.rows else None, notes)
 
@@ -114,7 +114,7 @@ def reproduce(
         results: Folder of the results of all studies.
         runs: Folder of the runs of all studies, with their checkpoints, of which curves are drawn; None to show
             without them.
-        overrides: Fields of all experiments to change, such as ``train.epochs=1``.
+        overrides: Fields of all experiments to change, such as ``--train.epochs 1``.
         seeds: Which seeds to run. Default: as many as the study asks for, from 0.
         only: Names of the rows to run. Default: all.
         show: Run nothing.
@@ -123,7 +123,7 @@ def reproduce(
     if isinstance(study, Computation):
         if overrides or only or seeds is not None:
             raise ValueError(f"{name} is computed as it is: it takes no fields, rows or seeds.")
-        return _compute(name, study, results / name, show)
+        return _compute(name, study, results, show)
     study = study.changed(overrides)
     study.pick(only)
     own_runs = None if runs is None else runs / study.folder
@@ -131,20 +131,27 @@ def reproduce(
         if own_runs is None:
             raise ValueError("`runs` is None, but what is run needs a folder. Pass one, or show=True.")
         chosen = range(study.seeds) if seeds is None else seeds
-        run_study(study, chosen, results / study.folder, own_runs, only=only)
-    section = summarize(study, results / study.folder)
-    return draw_study(study, section, results / study.folder, own_runs)
+        run_study(study, chosen, results, own_runs, only=only)
+    section = summarize(study, results)
+    return draw_study(study, section, results, own_runs)
 
 
 def _compute(name: str, computation: Computation, results: Path, show: bool) -> Section:
-    kept = ResultFolder(results)
+    kept = ResultFile(results, name)
     found = kept.find(name, 0, computation.config)
     if found is None:
         if show:
-            raise FileNotFoundError(f"{results} has no result yet. Leave out --show to compute it.")
+            raise FileNotFoundError(f"{kept.path} has no result yet. Leave out --show to compute it.")
         start = time.perf_counter()
         metrics = computation.compute()
         seconds = round(time.perf_counter() - start, 1)
         found = RunResult(name, 0, metrics, seconds, computation.config, versions())
         kept.add(found)
-    return computation.present(found.metrics)
+        return computation.present(found.metrics)
+    try:
+        return computation.present(found.metrics)
+    except (LookupError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"The result of {name} in {kept.path} is damaged ({type(error).__name__}: {error}). Delete its line to "
+            "compute it again."
+        ) from None

@@ -1,13 +1,16 @@
-"""Results on disk: a JSON file per run, with its config, seed, versions and duration."""
+"""Results on disk: a file per study, with a line of JSON per run: its config, seed, versions and duration."""
 
 from __future__ import annotations
 
 import json
+import warnings
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from topomask.support.files import write_atomically
+from filelock import FileLock
+
+from topomask.support.files import explained, flush_to_disk, parse_json
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,23 @@ class RunResult:
     config: dict[str, Any]
     versions: dict[str, str]
 
+    def __post_init__(self) -> None:
+        kinds = {"cell": str, "seed": int, "metrics": dict, "seconds": int | float, "config": dict, "versions": dict}
+        for name, kind in kinds.items():
+            value = getattr(self, name)
+            if not isinstance(value, kind) or isinstance(value, bool):
+                raise TypeError(f"`{name}` is {value!r}")
+
+    def metric(self, name: str) -> float:
+        """A metric, by name; a ValueError where there is none."""
+        value = self.metrics.get(name)
+        if not isinstance(value, int | float):
+            raise ValueError(
+                f"The result of {self.cell}, seed {self.seed}, is damaged: its metric {name!r} is {value!r}. "
+                "Delete its line from the results to run it again."
+            )
+        return float(value)
+
     def has(self, config: dict[str, Any]) -> bool:
         """Whether it had this config. It may have more fields, and lack those that are None: they came later."""
         return _covers(self.config, config)
@@ -42,37 +62,73 @@ def _covers(whole: Any, part: Any) -> bool:
     return bool(whole == part)
 
 
-class ResultFolder:
-    """The runs of a study, ``<cell>-<seed>.json``; several processes may add to the same folder.
+class ResultFile:
+    """The runs of a study, one line of JSON each; several processes may add to the same file.
+
+    Where several lines have the same cell and seed, the last one counts. A last line that a killed process did not
+    finish is ignored with a warning, and removed when the next run is added.
 
     Args:
-        path: The folder.
+        results: Folder of the results of all studies.
+        name: Name of the study, or the one that studies with the same runs share.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, results: Path, name: str) -> None:
+        self.path = results / f"{name}.jsonl"
 
     def runs(self) -> list[RunResult]:
         """All runs, by cell and seed."""
-        return [self._read(path) for path in sorted(self.path.glob("*.json"))]
+        whole, torn = self._content()
+        if torn:
+            warnings.warn(
+                f"The last line of {self.path} was cut off while it was written. It is ignored, and removed when the "
+                "next result is added.",
+                stacklevel=2,
+            )
+        found: dict[tuple[str, int], RunResult] = {}
+        for number, line in enumerate(whole.splitlines(), 1):
+            try:
+                run = _parse(line)
+            except (ValueError, TypeError) as error:
+                raise ValueError(
+                    f"Line {number} of {self.path} is not the result of a run ({error}). Delete the line to run "
+                    "it again."
+                ) from None
+            found[run.cell, run.seed] = run
+        return [found[key] for key in sorted(found)]
 
     def find(self, cell: str, seed: int, config: dict[str, Any]) -> RunResult | None:
         """The run of this cell and seed, if it had this config."""
-        path = self._file(cell, seed)
-        run = self._read(path) if path.is_file() else None
-        return run if run is not None and run.has(config) else None
+        named = (run for run in self.runs() if (run.cell, run.seed) == (cell, seed))
+        return next((run for run in named if run.has(config)), None)
 
     def add(self, run: RunResult) -> None:
-        """Keep a run; one of the same cell and seed is replaced."""
-        self.path.mkdir(parents=True, exist_ok=True)
-        text = json.dumps(asdict(run), indent=1) + "\n"
-        write_atomically(self._file(run.cell, run.seed), lambda path: path.write_text(text))
+        """Append a run; it replaces one of the same cell and seed."""
+        line = (json.dumps(asdict(run)) + "\n").encode()
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(self.path.with_name(f".{self.path.name}.lock")):
+            whole, torn = self._content()
+            try:
+                with self.path.open("ab") as file:
+                    if torn:
+                        file.truncate(len(whole))
+                    file.write(line if whole.endswith(b"\n") or not whole else b"\n" + line)
+                flush_to_disk(self.path)
+                flush_to_disk(self.path.parent)
+            except OSError as error:
+                raise explained(error, self.path) from None
 
-    def _file(self, cell: str, seed: int) -> Path:
-        return self.path / f"{cell}-{seed}.json"
-
-    def _read(self, path: Path) -> RunResult:
+    def _content(self) -> tuple[bytes, bytes]:
+        """The whole lines, and what there is of a last line that was not finished."""
+        content = self.path.read_bytes() if self.path.is_file() else b""
+        start = content.rfind(b"\n") + 1
         try:
-            return RunResult(**json.loads(path.read_text()))
-        except (ValueError, TypeError) as error:
-            raise ValueError(f"{path} is no result of a run ({error}). Move it away to run it anew.") from None
+            # An editor may have saved the file without the last newline.
+            _parse(content[start:])
+        except (ValueError, TypeError):
+            return content[:start], content[start:]
+        return content, b""
+
+
+def _parse(line: bytes) -> RunResult:
+    return RunResult(**parse_json(line))

@@ -10,10 +10,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from experiments.reproduce.results import ResultFolder, RunResult
+from experiments.reproduce.results import ResultFile, RunResult
 from experiments.reproduce.targets import Target
 from topomask.recipes.experiment import Experiment
-from topomask.support.config import apply_overrides, to_dict
+from topomask.support.config import apply_overrides, flat, names_set, to_dict
 from topomask.train import FolderInUse
 from topomask.train.config import FREE_FIELDS
 from topomask.train.run_folder import versions
@@ -29,8 +29,6 @@ OVERLAP = (
 _REPEATED = ("train.seed", "data.fold", "data.split")
 # What there are only so many of.
 FIXED_REPEATS = ("folds", "splits")
-# Fields that numbers do not depend on, by group.
-FREE: dict[str, tuple[str, ...]] = {"data": ("root", "download"), "train": FREE_FIELDS}
 
 
 @dataclass(frozen=True)
@@ -38,7 +36,7 @@ class Cell:
     """A row of a table.
 
     Args:
-        name: A short name, also of its files.
+        name: A short name, also in its results and of its run folders.
         label: What it is.
         experiment: What is run for it.
         paper: The paper's value, on the paper's data.
@@ -54,7 +52,7 @@ class Cell:
     short_because: str = ""
 
     def runs(self) -> dict[str, Experiment]:
-        """All that is run for it, by the names of its files."""
+        """All that is run for it, by the names in its results."""
         others = {f"{self.name}.{number + 1}": each for number, each in enumerate(self.alternatives)}
         return {self.name: self.experiment} | others
 
@@ -80,7 +78,7 @@ class Study:
 
     Args:
         title: Its title.
-        folder: Name of the folder of its results; studies that share runs share it.
+        folder: Name of the folder of its runs and of the file of its results; studies that share runs share it.
         about: How it is run here, and what the paper did.
         cells: Its rows.
         claims: What the paper claims of them.
@@ -129,13 +127,14 @@ class Study:
     shape: tuple[int, int] | None = None
 
     def changed(self, overrides: Sequence[str]) -> Study:
-        """The same with fields of every experiment set from text; not those that the rows are told apart by."""
+        """The same with fields of every experiment set as on the command line; not those that tell rows apart."""
+        if not overrides:
+            return self
         runs = [each for cell in self.cells for each in cell.runs().values()]
-        repeated = [name for name in _REPEATED if name in _flat(to_dict(runs[0]))]
+        repeated = [name for name in _REPEATED if name in flat(to_dict(runs[0]))]
         # Rows may be trained in different ways, but are not told apart by that.
         told_apart = {name for name in _differing(runs) if not name.startswith("train.")}.union(repeated)
-        for override in overrides:
-            name = override.partition("=")[0].strip()
+        for name in names_set(overrides):
             if name == "data.name":
                 raise ValueError(f"`{name}` cannot be set: published values and titles are of the data of this table.")
             if name in told_apart:
@@ -173,14 +172,14 @@ def run_study(
     Args:
         study: The table.
         seeds: Which seeds.
-        results: Folder of the results.
-        runs: Folder of the runs, with their checkpoints.
+        results: Folder of the results of all studies.
+        runs: Folder of the runs of this study, with their checkpoints.
         only: Names of the cells to run. Default: all.
         say: Where to say what happens.
     """
     if study.repeats in FIXED_REPEATS and not all(0 <= seed < study.seeds for seed in seeds):
         raise ValueError(f"`seeds` must lie in [0, {study.seeds}), the {study.repeats}, but are {list(seeds)}.")
-    kept = ResultFolder(results)
+    kept = ResultFile(results, study.folder)
     todo = [
         (cell, name, each.with_seed(seed), seed)
         for seed in dict.fromkeys(seeds)
@@ -204,30 +203,23 @@ def run_study(
 def numbers_config(experiment: Experiment) -> dict[str, Any]:
     """What the numbers depend on: not where data lives, nor what is shown on the way."""
     config = to_dict(experiment)
-    for group, names in FREE.items():
-        for name in names:
-            config[group].pop(name, None)
+    for path in FREE_FIELDS:
+        group, _, name = path.partition(".")
+        config[group].pop(name, None)
     return config
 
 
 def _differing(experiments: Sequence[Experiment]) -> set[str]:
     """Names of the fields in which some experiments differ, as on the command line."""
-    flat = [_flat(to_dict(experiment)) for experiment in experiments]
-    names = set().union(*flat)
-    return {name for name in names if any(name not in each or each[name] != flat[0].get(name) for each in flat)}
-
-
-def _flat(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, value in config.items():
-        found |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
-    return found
+    found = [flat(to_dict(experiment)) for experiment in experiments]
+    names = set().union(*found)
+    return {name for name in names if any(name not in each or each[name] != found[0].get(name) for each in found)}
 
 
 def collect(study: Study, results: Path, metric: str | None = None) -> dict[str, dict[int, float]]:
     """The metric of every cell and seed whose runs had the config of the study."""
     return {
-        cell: {seed: run.metrics[metric or study.metric] for seed, run in runs.items()}
+        cell: {seed: run.metric(metric or study.metric) for seed, run in runs.items()}
         for cell, runs in chosen_runs(study, results).items()
     }
 
@@ -250,7 +242,7 @@ def chosen_runs(study: Study, results: Path) -> dict[str, dict[int, RunResult]]:
 
 def _merit(chosen_by: str, run: RunResult) -> tuple[float, float]:
     """What alternatives are chosen by; of several with the same metric, the least validation loss is best."""
-    return float(run.metrics[chosen_by]), -float(run.metrics.get("val_loss", math.inf))
+    return run.metric(chosen_by), -(run.metric("val_loss") if "val_loss" in run.metrics else math.inf)
 
 
 def _runs(study: Study, results: Path) -> list[RunResult]:
@@ -260,7 +252,7 @@ def _runs(study: Study, results: Path) -> list[RunResult]:
     limit = study.seeds if study.repeats in FIXED_REPEATS else math.inf
     return [
         run
-        for run in ResultFolder(results).runs()
+        for run in ResultFile(results, study.folder).runs()
         if run.cell in experiments
         and run.seed < limit
         and run.has(numbers_config(experiments[run.cell].with_seed(run.seed)))

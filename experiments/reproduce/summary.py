@@ -168,14 +168,15 @@ def _reached(study: Study, target: Target, own: dict[int, float]) -> bool | None
     return target.reached([study.scale * value for value in own.values()], study.seeds)
 
 
-def count_targets(studies: Sequence[tuple[Study, Path]]) -> list[str]:
+def count_targets(studies: Sequence[Study], results: Path) -> list[str]:
     """How many tables reach the values that several of them are held against.
 
     Args:
-        studies: Tables, and the folders of their results.
+        studies: Tables.
+        results: Folder of the results of all studies.
     """
     found: dict[str, list[bool | None]] = {}
-    for study, results in studies:
+    for study in studies:
         values = collect(study, results) if study.targets else {}
         for target in study.targets:
             found.setdefault(target.name, []).append(_reached(study, target, values[target.cell]))
@@ -187,18 +188,19 @@ def count_targets(studies: Sequence[tuple[Study, Path]]) -> list[str]:
     ]
 
 
-def pool(studies: Sequence[tuple[Study, Path]], ours: str) -> list[str]:
+def pool(studies: Sequence[Study], results: Path, ours: str) -> list[str]:
     """What our row is better than on average over tables with the same rows, once all of them are whole.
 
     Runs of the same seed may share their first weights from table to table, so differences are averaged over tables,
     seed by seed, and the interval is over seeds.
 
     Args:
-        studies: Tables, and the folders of their results.
+        studies: Tables.
+        results: Folder of the results of all studies.
         ours: Name of our row.
     """
-    tables = [(study, collect(study, results)) for study, results in studies]
-    first = studies[0][0]
+    tables = [(study, collect(study, results)) for study in studies]
+    first = studies[0]
     if (
         len(tables) < 2
         or any(_frame(study) != _frame(first) for study, _ in tables)
@@ -236,15 +238,16 @@ def _frame(study: Study) -> tuple[Any, ...]:
     return rows, study.metric, study.scale, study.gap_unit, study.higher_is_better, *how
 
 
-def overview(studies: Sequence[tuple[Study, Path]], ours: str) -> Table:
+def overview(studies: Sequence[Study], results: Path, ours: str) -> Table:
     """Tables at a glance: our row, what was known, what the mask adds, and which rows ours is better or worse than.
 
     Args:
-        studies: Tables, and the folders of their results.
+        studies: Tables.
+        results: Folder of the results of all studies.
         ours: Name of our row.
     """
     rows = []
-    for study, results in studies:
+    for study in studies:
         values = collect(study, results)
         if not values[ours]:
             continue

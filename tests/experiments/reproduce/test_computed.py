@@ -49,7 +49,7 @@ def test_bounds_that_are_broken_are_told():
 
 def test_what_was_computed_is_kept(small, tmp_path, monkeypatch):
     first = reproduce("fig3", tmp_path, tmp_path)
-    assert (tmp_path / "fig3" / "fig3-0.json").is_file()
+    assert (tmp_path / "fig3.jsonl").is_file()
 
     def fail():
         raise AssertionError("computed twice")
@@ -79,11 +79,11 @@ def test_what_was_computed_with_other_constants_is_not_shown(
 
 
 def test_nothing_is_computed_to_show(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"fig3 has no result yet. Leave out --show"):
+    with pytest.raises(FileNotFoundError, match=r"fig3\.jsonl has no result yet. Leave out --show"):
         reproduce("fig3", tmp_path, tmp_path, show=True)
 
 
-@pytest.mark.parametrize("options", [{"overrides": ["train.steps=1"]}, {"seeds": [0]}, {"only": ["grf"]}])
+@pytest.mark.parametrize("options", [{"overrides": ["--train.steps", "1"]}, {"seeds": [0]}, {"only": ["grf"]}])
 def test_what_is_computed_has_no_options(tmp_path, options):
     with pytest.raises(ValueError, match="computed as it is"):
         reproduce("theory", tmp_path, tmp_path, **options)

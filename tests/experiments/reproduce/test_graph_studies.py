@@ -14,7 +14,7 @@ from topomask.data.node_sets import NODE_SETS
 from topomask.data.tu import TU_SETS, TUEntry
 from topomask.recipes import graphs
 
-SHORT = ["train.epochs=1", "train.progress=false"]
+SHORT = ["--train.epochs", "1", "--train.progress", "False"]
 
 
 @pytest.fixture(autouse=True)
@@ -29,7 +29,7 @@ def run(name, folder, seeds=(0, 1)):
 
 def values_of(name, folder):
     study = STUDIES[name]().changed(SHORT)
-    return collect(study, folder / "results" / study.folder)
+    return collect(study, folder / "results")
 
 
 def test_a_table_of_graphs(monkeypatch, tmp_path):
@@ -72,14 +72,14 @@ def test_what_a_group_lacks_is_judged_by_what_was_run(monkeypatch, tmp_path, cap
 @pytest.mark.parametrize(("name", "field"), [("gkat-dd", "data.fold"), ("nodes-minesweeper", "data.split")])
 def test_folds_and_splits_are_those_of_the_seeds(name, field, tmp_path):
     with pytest.raises(ValueError, match=rf"`{field}` cannot be set.*Pass --seeds"):
-        reproduce(name, tmp_path, tmp_path, overrides=[f"{field}=3"])
+        reproduce(name, tmp_path, tmp_path, overrides=[f"--{field}", "3"])
 
 
 def test_fields_that_only_some_rows_have_tell_them_apart(tmp_path):
     with pytest.raises(ValueError, match=r"`model.mask` cannot be set: the runs .* differ in it. Pass --only"):
-        reproduce("motif-cycle", tmp_path, tmp_path, overrides=["model.mask=walk"])
+        reproduce("motif-cycle", tmp_path, tmp_path, overrides=["--model.mask", "walk"])
     with pytest.raises(ValueError, match=r"`data.name` cannot be set: published values"):
-        reproduce("motif-cycle", tmp_path, tmp_path, overrides=["data.name=grid"])
+        reproduce("motif-cycle", tmp_path, tmp_path, overrides=["--data.name", "grid"])
 
 
 def test_a_table_of_motifs(monkeypatch, tmp_path):

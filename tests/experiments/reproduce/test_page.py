@@ -13,7 +13,7 @@ def test_the_page_has_what_there_are_results_of(tmp_path, monkeypatch):
     for module in (page, registry):
         monkeypatch.setattr(module, "STUDIES", {"toys": lambda: STUDY, "rest": lambda: OTHER, "fig3": computed.fig3})
     results, runs, docs = (tmp_path / name for name in ("results", "runs", "docs"))
-    run_study(STUDY, [0, 1], results / "toys", runs / "toys", say=lambda _: None)
+    run_study(STUDY, [0, 1], results, runs / "toys", say=lambda _: None)
     page.write_page(results, docs)
     text = (docs / "results.md").read_text()
     assert text.count("## ") == 1
@@ -34,7 +34,7 @@ def test_the_page_says_what_its_intervals_are_over_and_counts_over_tables(tmp_pa
         monkeypatch.setattr(module, "STUDIES", {name: lambda name=name: parts[name] for name in parts})
         monkeypatch.setattr(module, "GROUPS", {"gkat-social": tuple(parts)})
     results, runs = tmp_path / "results", tmp_path / "runs"
-    run_study(parts["one"], range(3), results / "one", runs / "one", say=lambda _: None)
+    run_study(parts["one"], range(3), results, runs / "one", say=lambda _: None)
     page.write_page(results, tmp_path)
     text = (tmp_path / "results.md").read_text()
     assert "- folds: parts of a set" in text

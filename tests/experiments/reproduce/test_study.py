@@ -1,11 +1,15 @@
 import json
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+import topomask as tm
 from experiments.reproduce.registry import STUDIES
-from experiments.reproduce.results import ResultFolder, RunResult
+from experiments.reproduce.results import ResultFile, RunResult
 from experiments.reproduce.study import collect, numbers_config, variant
 from experiments.reproduce.summary import summarize
 from helpers.toy_study import STUDY, Data, Toy, run
@@ -67,12 +71,37 @@ def test_what_another_process_is_at_is_left_to_it(tmp_path, monkeypatch):
     assert said[1].startswith("[2/3] masked")
     assert said[2] == "Another process is at it; going on with the next."
     assert said[3].startswith("[3/3] masked more")
-    assert {path.name for path in (tmp_path / "results").iterdir()} == {"linear-0.json", "grf-100-0.json"}
+    assert [run.cell for run in ResultFile(tmp_path / "results", "toys").runs()] == ["grf-100", "linear"]
+
+
+@pytest.mark.slow
+def test_two_processes_share_a_study(tmp_path):
+    """Each runs seeds of its own."""
+    tests = Path(__file__).parents[2]
+    folders = [Path(tm.__file__).parents[1], tests, tests.parent]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, folders))}
+    code = "import sys; from pathlib import Path; from helpers.toy_study import run; print('ready', flush=True); "
+    code += "input(); run(Path(sys.argv[1]), seeds=range(int(sys.argv[2]), int(sys.argv[3])))"
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    processes = [
+        subprocess.Popen([sys.executable, "-c", code, str(tmp_path), *map(str, seeds)], env=environment, **pipes)
+        for seeds in ((0, 15), (15, 30))
+    ]
+    assert [process.stdout.readline() for process in processes] == ["ready\n"] * 2
+    for process in processes:
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    for process in processes:
+        process.communicate()
+        assert process.returncode == 0
+    found = collect(STUDY, tmp_path / "results")
+    assert {cell: list(own) for cell, own in found.items()} == {cell.name: list(range(30)) for cell in STUDY.cells}
+    assert len((tmp_path / "results" / "toys.jsonl").read_bytes().splitlines()) == 90
 
 
 def test_a_result_is_kept_with_all_it_depends_on(tmp_path):
     run(tmp_path, seeds=[1], only=["grf"])
-    found = json.loads((tmp_path / "results" / "grf-1.json").read_text())
+    found = json.loads((tmp_path / "results" / "toys.jsonl").read_text())
     assert (found["cell"], found["seed"], found["seconds"]) == ("grf", 1, 3.0)
     assert found["metrics"] == {"accuracy": pytest.approx(0.751), "loss": 1.0, "val_accuracy": 0.25}
     assert (found["config"]["level"], found["config"]["train"]["seed"]) == (0.75, 1)
@@ -101,9 +130,11 @@ def test_what_is_shown_and_where_data_lives_does_not_count(tmp_path):
 
 def test_a_damaged_result_stops_the_study_with_its_name(tmp_path):
     run(tmp_path)
-    (tmp_path / "results" / "grf-1.json").write_text('{"cell"')
+    path = tmp_path / "results" / "toys.jsonl"
+    first, *rest = path.read_text().splitlines(keepends=True)
+    path.write_text("".join([first, '{"cell"\n', *rest]))
     for look in (lambda: summarize(STUDY, tmp_path / "results"), lambda: run(tmp_path)):
-        with pytest.raises(ValueError, match=r"grf-1\.json is no result of a run"):
+        with pytest.raises(ValueError, match=r"Line 2 of .*toys\.jsonl is not the result of a run"):
             look()
 
 
@@ -115,16 +146,17 @@ def test_rows_are_picked_by_name():
 
 
 def test_fields_of_all_rows_are_changed():
-    changed = STUDY.changed(["train.epochs=3"])
+    changed = STUDY.changed(["--train.epochs", "3"])
     assert [cell.experiment.train.epochs for cell in changed.cells] == [3, 3, 3]
     assert [cell.experiment.level for cell in changed.cells] == [0.5, 0.75, 0.25]
-    assert STUDY.changed([]) == replace(STUDY, cells=[replace(cell, alternatives=[]) for cell in STUDY.cells])
+    assert STUDY.changed([]) == STUDY
 
 
-@pytest.mark.parametrize(("override", "how"), [("level=1", "--only"), ("train.seed=3", "--seeds")])
-def test_what_tells_rows_apart_is_not_changed(override, how):
-    with pytest.raises(ValueError, match=rf"`{override.partition('=')[0]}` cannot be set.*{how}"):
-        STUDY.changed([override])
+@pytest.mark.parametrize(("name", "how"), [("level", "--only"), ("train.seed", "--seeds")])
+def test_what_tells_rows_apart_is_not_changed(name, how):
+    for words in ([f"--{name}", "1"], [f"--{name}=1"]):
+        with pytest.raises(ValueError, match=rf"`{name}` cannot be set.*{how}"):
+            STUDY.changed(words)
 
 
 def test_alternatives_are_chosen_by_validation_for_every_seed(tmp_path):
@@ -140,7 +172,7 @@ def test_alternatives_are_chosen_by_validation_for_every_seed(tmp_path):
 def test_alternatives_that_tie_are_chosen_by_their_validation_loss(tmp_path):
     cell = replace(STUDY.cells[1], alternatives=[Toy(0.6), Toy(0.7)])
     study = replace(STUDY, cells=[STUDY.cells[0], cell], claims=STUDY.claims[:1])
-    kept = ResultFolder(tmp_path)
+    kept = ResultFile(tmp_path, study.folder)
     for (name, experiment), loss in zip(cell.runs().items(), (0.5, 0.3, 0.4), strict=True):
         metrics = {"accuracy": experiment.level, "val_accuracy": 0.9, "val_loss": loss}
         kept.add(RunResult(name, 0, metrics, 1.0, numbers_config(experiment.with_seed(0)), {}))
@@ -160,7 +192,7 @@ def test_free_fields_may_be_missing_from_a_result():
 def test_committed_results_are_those_of_the_studies_of_today():
     root = Path(__file__).parents[3] / "results"
     for name in ("digits", "table1"):
-        found = collect(STUDIES[name](), root / STUDIES[name]().folder)
+        found = collect(STUDIES[name](), root)
         assert all(found[cell].keys() >= {0} for cell in ("linear", "softmax", "grf", "grf-paper", "exact"))
 
 

@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 
 from experiments.reproduce import registry
-from experiments.reproduce.results import ResultFolder, RunResult
+from experiments.reproduce.results import ResultFile, RunResult
 from experiments.reproduce.study import NOT_AVAILABLE, numbers_config
 from experiments.reproduce.summary import count_targets, overview, pool, summarize
 from experiments.reproduce.targets import Target
@@ -60,7 +60,9 @@ def test_what_is_not_whole_is_said(tmp_path):
 
 def test_seconds_are_those_of_runs_that_count(tmp_path):
     run(tmp_path, seeds=[0])
-    ResultFolder(tmp_path / "results").add(RunResult("grf", 5, {"accuracy": 0.0}, 9999.0, {"old": True}, {}))
+    ResultFile(tmp_path / "results", STUDY.folder).add(
+        RunResult("grf", 5, {"accuracy": 0.0}, 9999.0, {"old": True}, {})
+    )
     assert summarize(STUDY, tmp_path / "results").table.rows[1][4] == "2"
 
 
@@ -77,7 +79,7 @@ def test_intervals_are_wider_where_training_sets_overlap(tmp_path):
     other = replace(STUDY.cells[0], name="other", experiment=Toy(0.4))
     study = replace(STUDY, cells=[*STUDY.cells, other], repeats="folds")
     run(tmp_path, study)
-    kept = ResultFolder(tmp_path / "results")
+    kept = ResultFile(tmp_path / "results", STUDY.folder)
     for seed in range(3):
         metrics = {"accuracy": 0.4 + 0.01 * seed}
         kept.add(RunResult("other", seed, metrics, 1.0, numbers_config(Toy(0.4).with_seed(seed)), {}))
@@ -129,8 +131,8 @@ def test_known_values_are_reached_or_not_once_a_row_is_whole(tmp_path):
     assert notes[0] == f"{named}: holds here, with 75.17 ± 0.21 (3 seeds)."
     assert ": does not hold here, with 75.17" in notes[1]
     assert notes[2].startswith("masked at least the least, 75.1 %: holds here")
-    begun = replace(study, folder="begun", seeds=9)
-    assert count_targets([(study, results), (begun, results)]) == [
+    begun = replace(study, seeds=9)
+    assert count_targets([study, begun], results) == [
         "Tables in which our row is within one standard deviation of, or above, GKAT's value: 1 of 4; not whole "
         "yet: 2.",
         "Tables in which our row is at least the least: 1 of 2; not whole yet: 1.",
@@ -145,70 +147,75 @@ def test_tables_at_a_glance(tmp_path):
     study = replace(STUDY, targets=[target], void_below=1.0)
     other = replace(study, folder="other")
     run(tmp_path, study)
-    glance = overview([(study, tmp_path / "results"), (other, tmp_path / "nothing")], ours="grf")
+    glance = overview([study, other], tmp_path / "results", ours="grf")
     ((title, ours, known, above, added, better, worse, undecided),) = glance.rows
     assert above == ""
     known_rows = replace(study, published=[("A", "75.9 ± 1"), ("B", "75.1"), ("C", "OOM"), ("D", "80")])
-    assert overview([(known_rows, tmp_path / "results")], ours="grf").rows[0][3] == "A, D"
+    assert overview([known_rows], tmp_path / "results", ours="grf").rows[0][3] == "A, D"
     assert summarize(known_rows, tmp_path / "results").notes[-1] == (
         "Published rows with a better mean than masked: 2 of 3: A, D."
     )
     smaller = replace(known_rows, higher_is_better=False)
-    assert overview([(smaller, tmp_path / "results")], ours="grf").rows[0][3] == "B"
+    assert overview([smaller], tmp_path / "results", ours="grf").rows[0][3] == "B"
     assert not any("Published" in note for note in summarize(replace(known_rows, seeds=4), tmp_path / "results").notes)
     assert (title, ours, known) == ("Table 9: toys", "75.17 ± 0.21 (3 seeds)", "somebody's value 76.0 ± 1.0")
     assert added.startswith("+25.00")
     # Of 69.3 published the first has 50.17.
     published = replace(study, cells=[replace(study.cells[0], paper="69.3"), *study.cells[1:]])
-    found = overview([(published, tmp_path / "results")], ours="grf").rows[0]
+    found = overview([published], tmp_path / "results", ours="grf").rows[0]
     assert (better, worse, undecided) == ("unmasked; masked more", "", "")
     assert (found[5], found[7]) == ("masked more", "unmasked (void)")
     known_why = replace(published, cells=[replace(published.cells[0], short_because="why"), *study.cells[1:]])
-    assert overview([(known_why, tmp_path / "results")], ours="grf").rows[0][5] == "unmasked; masked more"
-    turned = overview([(study, tmp_path / "results")], ours="grf-100").rows[0]
+    assert overview([known_why], tmp_path / "results", ours="grf").rows[0][5] == "unmasked; masked more"
+    turned = overview([study], tmp_path / "results", ours="grf-100").rows[0]
     assert turned[5:] == ["", "unmasked; masked", ""]
     # What is not whole is not compared.
     begun = replace(study, seeds=4)
-    assert overview([(begun, tmp_path / "results")], ours="grf").rows[0][5:] == ["", "", ""]
+    assert overview([begun], tmp_path / "results", ours="grf").rows[0][5:] == ["", "", ""]
 
 
 def test_tables_are_averaged_seed_by_seed_once_they_are_whole(tmp_path):
     """Two tables whose differences are -1, 0, 1 and 5, 6, 10 points: means of 2, 3 and 5.5."""
-    tables = [(replace(STUDY, folder=name, cells=STUDY.cells[:2]), tmp_path / name) for name in ("one", "two")]
+    tables = [replace(STUDY, folder=name, cells=STUDY.cells[:2]) for name in ("one", "two")]
 
     def add(count):
-        for (study, results), gaps in zip(tables, ([-1, 0, 1], [5, 6, 10]), strict=True):
+        for study, gaps in zip(tables, ([-1, 0, 1], [5, 6, 10]), strict=True):
             for seed, gap in enumerate(gaps[:count]):
                 for cell, value in zip(study.cells, (0.5, 0.5 + gap / 100), strict=True):
                     config = numbers_config(cell.experiment.with_seed(seed))
-                    ResultFolder(results).add(RunResult(cell.name, seed, {"accuracy": value}, 1.0, config, {}))
+                    ResultFile(tmp_path, study.folder).add(
+                        RunResult(cell.name, seed, {"accuracy": value}, 1.0, config, {})
+                    )
 
     add(2)
-    assert pool(tables, ours="grf") == [], "not whole yet"
+    assert pool(tables, tmp_path, ours="grf") == [], "not whole yet"
     add(3)
     # The deviation is 1.802776 points, and the 0.975 quantile of Student's t with two degrees of freedom 4.302653.
-    (note,) = pool(tables, ours="grf")
+    (note,) = pool(tables, tmp_path, ours="grf")
     assert note == (
         "over all 2 tables, our row better than unmasked: undecided here, by +3.50 [-0.98, +7.98] points on average, "
         "over 3 seeds; ahead in 4 of 6 runs."
     )
     # Seeds that one table has more than the other do not count.
-    study, results = tables[1]
+    study = tables[1]
     for cell in study.cells:
         config = numbers_config(cell.experiment.with_seed(7))
-        ResultFolder(results).add(RunResult(cell.name, 7, {"accuracy": 0.9}, 1.0, config, {}))
-    assert pool(tables, ours="grf") == [note]
-    turned = [(replace(study, higher_is_better=False), results) for study, results in tables]
-    assert "by -3.50 [-7.98, +0.98] points on average, over 3 seeds; ahead in 1 of 6" in pool(turned, ours="grf")[0]
+        ResultFile(tmp_path, study.folder).add(RunResult(cell.name, 7, {"accuracy": 0.9}, 1.0, config, {}))
+    assert pool(tables, tmp_path, ours="grf") == [note]
+    turned = [replace(study, higher_is_better=False) for study in tables]
+    assert (
+        "by -3.50 [-7.98, +0.98] points on average, over 3 seeds; ahead in 1 of 6"
+        in pool(turned, tmp_path, ours="grf")[0]
+    )
     # With overlapping training sets, 1/3 + 1/6 in place of 1/3.
-    wider = [(replace(study, test_share=1 / 6), results) for study, results in tables]
-    assert "by +3.50 [-1.98, +8.98]" in pool(wider, ours="grf")[0]
+    wider = [replace(study, test_share=1 / 6) for study in tables]
+    assert "by +3.50 [-1.98, +8.98]" in pool(wider, tmp_path, ours="grf")[0]
     # Of 69.3 published, the unmasked row has 50.
     void = [
-        (replace(study, void_below=1.0, cells=[replace(study.cells[0], paper="69.3"), *study.cells[1:]]), results)
-        for study, results in tables
+        replace(study, void_below=1.0, cells=[replace(study.cells[0], paper="69.3"), *study.cells[1:]])
+        for study in tables
     ]
-    assert pool(void, ours="grf") == []
+    assert pool(void, tmp_path, ours="grf") == []
 
 
 @pytest.mark.parametrize(
@@ -216,18 +223,18 @@ def test_tables_are_averaged_seed_by_seed_once_they_are_whole(tmp_path):
 )
 def test_tables_of_other_kinds_are_not_averaged(tmp_path, change):
     run(tmp_path)
-    tables = [(STUDY, tmp_path / "results"), (replace(STUDY, **change), tmp_path / "results")]
-    assert pool(tables, ours="grf") == []
-    assert pool(tables[:1], ours="grf") == [], "one table is judged by itself"
-    assert len(pool([tables[0], tables[0]], ours="grf")) == 2
+    tables, results = [STUDY, replace(STUDY, **change)], tmp_path / "results"
+    assert pool(tables, results, ours="grf") == []
+    assert pool(tables[:1], results, ours="grf") == [], "one table is judged by itself"
+    assert len(pool([tables[0], tables[0]], results, ours="grf")) == 2
 
 
 def test_groups_show_means_over_their_tables(tmp_path, monkeypatch):
     run(tmp_path)
-    monkeypatch.setattr(registry, "STUDIES", {name: lambda: replace(STUDY, folder="results") for name in ("a", "b")})
+    monkeypatch.setattr(registry, "STUDIES", {name: lambda: STUDY for name in ("a", "b")})
     monkeypatch.setattr(registry, "GROUPS", {"toys": ("a", "b")})
-    section = registry.compare("", ["toys"], tmp_path)
+    section = registry.compare("", ["toys"], tmp_path / "results")
     assert section.notes[0].startswith("toys: over all 2 tables, our row better than unmasked: holds here, by +25.00")
     assert "means over the tables" in section.text[-1]
     monkeypatch.setattr(registry, "GROUPS", {"toys": ("a",)})
-    assert len(registry.compare("", ["toys"], tmp_path).text) == 1
+    assert len(registry.compare("", ["toys"], tmp_path / "results").text) == 1
