@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
 # `make test` is what one runs while working; `make test-slow` has the rest: compiled masks, many seeds, whole runs.
-.PHONY: install demo test test-slow lint bench clean
+.PHONY: install demo test test-slow fuzz lint bench clean
 
 install: $(INSTALLED)
 
@@ -23,6 +23,10 @@ test: install
 
 test-slow: install
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m slow
+
+# Attention with every mask against a plain formula, in about forty minutes on two cores.
+fuzz: install
+	$(BIN)/python -m tests.fuzz --cases 50000 --seed 0
 
 lint: install
 	$(BIN)/ruff check .

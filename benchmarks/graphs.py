@@ -11,6 +11,7 @@ import networkx as nx
 import numpy as np
 
 import topomask as tm
+from topomask.data import npz
 
 DATA_SETS = ("coauthor-physics", "tolokers")
 
@@ -35,8 +36,8 @@ def random_tree(num_nodes: int, seed: int = 0) -> tm.Graph:
 
 def read_npz(path: Path) -> tm.Graph:
     """The graph of a data set: arrays ``y``, one per node, and ``edges``, [E, 2] undirected."""
-    with np.load(path, allow_pickle=False) as arrays:
-        return tm.Graph.from_edges(arrays["edges"].T, num_nodes=len(arrays["y"]))
+    arrays = npz.read_npz(path)
+    return tm.Graph.from_edges(arrays["edges"].T, num_nodes=len(arrays["y"]))
 
 
 def synthetic(quick: bool) -> dict[str, Callable[[], tm.Graph]]:

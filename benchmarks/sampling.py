@@ -75,7 +75,7 @@ def squares(visits: Tensor, num_nodes: int) -> float:
 
 def check(graph: tm.Graph, name: str, visits: Tensor) -> None:
     """Walks [L + 1, N * W] must follow edges and meet as often as ours do."""
-    row_ptr, columns = graph.tensors.row_ptr, graph.tensors.columns
+    row_ptr, columns = graph._tensors.row_ptr, graph._tensors.columns
     edges = torch.repeat_interleave(torch.arange(graph.num_nodes), row_ptr.diff()) * graph.num_nodes + columns
     if not torch.isin(visits[:-1] * graph.num_nodes + visits[1:], edges).all():
         raise AssertionError(f"{name} steps where there is no edge")
@@ -129,7 +129,7 @@ def our_runs(graph: tm.Graph, coupling: Literal["iid", "repelling"]) -> dict[str
 def peer_runs(graph: tm.Graph) -> dict[str, Callable[[], Any]]:
     """Peers whose answers have been checked."""
     # Peers take int64, as is usual in torch.
-    row_ptr, columns = graph.tensors.row_ptr, graph.tensors.columns.to(torch.int64)
+    row_ptr, columns = graph._tensors.row_ptr, graph._tensors.columns.to(torch.int64)
     check(graph, "the torch sampler", torch_walks(row_ptr, columns))
     check_merged(graph)
     runs: dict[str, Callable[[], Any]] = {"torch, bare walks": lambda: torch_walks(row_ptr, columns)}

@@ -1,4 +1,5 @@
 import os
+import signal
 
 import pytest
 import torch
@@ -9,6 +10,11 @@ os.environ["TOPOMASK_COSTS"] = os.devnull + ".missing"
 # Two workers share two cores: threads inside a worker would only wait for each other.
 if "PYTEST_XDIST_WORKER" in os.environ:
     torch.set_num_threads(1)
+
+
+# A shell that starts the tests in the background has them ignore Ctrl-C, which some of them send to themselves.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)

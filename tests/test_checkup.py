@@ -2,6 +2,7 @@ import pytest
 
 import topomask as tm
 from topomask import checkup
+from topomask.support.imports import Extra
 
 
 def findings():
@@ -18,7 +19,7 @@ def test_all_that_matters_is_looked_at(tmp_path, monkeypatch):
 
 def test_what_is_missing_is_said(tmp_path, monkeypatch):
     monkeypatch.setenv("TOPOMASK_DATA", str(tmp_path / "gone"))
-    monkeypatch.setattr(checkup, "_EXTRAS", {"no-such-package": "plot"})
+    monkeypatch.setattr(checkup, "EXTRAS", {"no_such": Extra("No Such", "no-such-package", "plot")})
     monkeypatch.setattr(checkup, "_PACKAGES", ("no-such-core",))
     found = findings()
     assert found["no-such-package"] == ("not installed (pip install 'topomask[plot]')", True)

@@ -14,20 +14,9 @@ import torch
 import topomask as tm
 from topomask.data import data_root
 from topomask.ops.backend import compiled
+from topomask.support.imports import EXTRAS
 
-_PACKAGES = ("torch", "numpy", "scipy", "numba")
-# Packages that add something, and the extra that installs them.
-_EXTRAS = {
-    "matplotlib": "plot",
-    "rich": "train",
-    "safetensors": "train",
-    "scikit-learn": "data",
-    "pillow": "data",
-    "av": "video",
-    "tensorboard": "tensorboard",
-    "networkx": "networkx",
-    "torch_geometric": "pyg",
-}
+_PACKAGES = ("torch", "numpy", "scipy", "numba", "tyro", "cattrs")
 Finding = tuple[str, str, bool]
 
 
@@ -38,7 +27,7 @@ def examine() -> Iterator[Finding]:
     for name in _PACKAGES:
         found = _version(name)
         yield name, found or "not installed", found is not None or name == "numba"
-    for name, extra in _EXTRAS.items():
+    for _, name, extra in EXTRAS.values():
         yield name, _version(name) or f"not installed (pip install 'topomask[{extra}]')", True
     yield "cores, threads", f"{os.cpu_count()} cores, {torch.get_num_threads()} threads of torch", True
     yield "devices", f"cpu, {torch.cuda.get_device_name()}" if torch.cuda.is_available() else "cpu", True

@@ -1,15 +1,17 @@
-import argparse
+import importlib
 import os
+import signal
 import subprocess
 import sys
-from functools import partial
+import time
 from pathlib import Path
 
 import pytest
 
 import topomask
+from helpers.refusals import refused
 from topomask import cli
-from topomask.cli import bench, checkout, demo, evaluate, listing, mask, plain_failures, predict, reproduce, train
+from topomask.cli import checkout, plain_failures
 from topomask.train import CheckpointError, NonFiniteError
 
 ROOT = Path(__file__).parents[2]
@@ -52,10 +54,36 @@ def test_the_module_runs_as_the_command():
     assert done.stdout == f"topomask {topomask.__version__}\n"
 
 
-def test_a_verb_is_needed(capsys):
-    with pytest.raises(SystemExit):
-        cli.main([])
-    assert "verb" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "Name a verb. Verbs: demo, train, "),
+        (["trian", "digits"], "There is no verb 'trian'. Did you mean train? Verbs: demo, train, "),
+        (["list", "recipe"], "Invalid choice 'recipe' for argument 'kind'."),
+        (["list", "recipe"], "Did you mean 'recipes'? Run topomask list --help."),
+        (["eval"], "Missing from topomask eval: RUN_FOLDER"),
+        (["eval", "run", "--splt", "val"], "Unrecognized options: --splt, val. Did you mean --split?"),
+        (["predict", "run"], "Missing from topomask predict: FILE"),
+        (["predict", "run", "a.png", "--top", "many"], "--top: invalid literal for int() with base 10: 'many'"),
+        (["mask", "walk"], "Missing from topomask mask: --graph"),
+        (["doctor", "--now"], "Unrecognized options: --now. Run topomask doctor --help."),
+    ],
+)
+def test_a_command_line_that_cannot_be_read_is_one_line_and_status_2(arguments, message):
+    assert message in refused(*arguments, status=2)
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "utf-8"])
+def test_errors_are_plain_text_in_any_encoding(encoding):
+    done = subprocess.run(
+        [sys.executable, "-m", "topomask", "eval", "run", "--splt", "val"],
+        env=os.environ | {"PYTHONPATH": str(ROOT / "src"), "PYTHONIOENCODING": encoding},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr == "Unrecognized options: --splt, val. Did you mean --split? Run topomask eval --help.\n"
 
 
 def test_the_demo_writes_where_it_is_told(monkeypatch, tmp_path):
@@ -102,12 +130,8 @@ def without_checkout(monkeypatch, tmp_path):
 
 
 def stopped(error, **options):
-    @partial(plain_failures, **options)
-    def run(options):
+    with pytest.raises(SystemExit) as stop, plain_failures(**options):
         raise error
-
-    with pytest.raises(SystemExit) as stop:
-        run(argparse.Namespace())
     # Python itself would show the error that this one came from.
     assert stop.value.__suppress_context__
     return stop.value.code
@@ -127,30 +151,46 @@ def test_a_missing_package_says_how_to_install_it():
     assert stopped(told) == str(told)
 
 
-def test_stopping_by_hand_is_no_fault():
-    assert stopped(KeyboardInterrupt()) == "Stopped."
-    assert stopped(KeyboardInterrupt(), go_on="Go on.") == "Stopped. Go on."
+def test_stopping_by_hand_is_no_fault(capsys):
+    assert stopped(KeyboardInterrupt()) == 130
+    assert capsys.readouterr().err == "Stopped.\n"
+    assert stopped(KeyboardInterrupt(), go_on="Go on.") == 130
+    assert capsys.readouterr().err == "Stopped. Go on.\n"
 
 
-class Stops:
-    """Options in which a verb is stopped as soon as it looks at one."""
+def test_being_terminated_is_no_fault(capsys):
+    before = signal.getsignal(signal.SIGTERM)
 
-    def __getattribute__(self, name):
+    @plain_failures(go_on="Go on.")
+    def run():
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(60)
+
+    with pytest.raises(SystemExit) as stop:
+        run()
+    assert stop.value.code == 143
+    assert capsys.readouterr().err == "Stopped. Go on.\n"
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+@pytest.mark.parametrize(("verb", "home"), [(verb, home) for verb, (home, _) in cli.VERBS.items()])
+def test_every_verb_says_how_it_goes_on(verb, home, monkeypatch, capsys):
+    def stop(*arguments):
         raise KeyboardInterrupt
 
-
-VERBS = [verb.run for verb in (bench, demo, evaluate, listing, mask, predict, reproduce, train)]
-
-
-@pytest.mark.parametrize("run", VERBS, ids=lambda run: f"{run.__module__}.{run.__name__}")
-def test_every_verb_says_how_it_goes_on(run):
-    with pytest.raises(SystemExit) as stop:
-        run(Stops())
+    module = importlib.import_module(f"topomask.cli.{home}")
+    if hasattr(module, "command"):
+        monkeypatch.setattr(module, "command", lambda arguments: stop)
+    else:
+        monkeypatch.setattr(module, "run", lambda: stop())
+    with pytest.raises(SystemExit) as stopped:
+        cli.main([verb])
     told = {
-        train.run: "Stopped. What was saved is whole; the same command goes on with --resume.",
-        reproduce.run: "Stopped. What was saved is whole; the same command goes on where it was.",
+        "train": "Stopped. What was saved is whole; the same command goes on with --resume.",
+        "reproduce": "Stopped. What was saved is whole; the same command goes on where it was.",
     }
-    assert stop.value.code == told.get(run, "Stopped.")
+    assert stopped.value.code == 130
+    assert capsys.readouterr().err == told.get(verb, "Stopped.") + "\n"
 
 
 @pytest.mark.parametrize("error", [ValueError("x"), OSError("x"), CheckpointError("x"), KeyboardInterrupt()])
@@ -160,20 +200,12 @@ def test_the_traceback_is_there_for_who_asks(error, monkeypatch):
         stopped(error)
     monkeypatch.setenv("TOPOMASK_DEBUG", "1")
 
-    @plain_failures
-    def run(options):
+    with pytest.raises(type(error)) as found, plain_failures():
         raise error
-
-    with pytest.raises(type(error)) as found:
-        run(argparse.Namespace())
     assert found.value is error
 
 
 @pytest.mark.parametrize("error", [RuntimeError("fault"), TypeError("fault"), ZeroDivisionError("fault")])
 def test_faults_of_the_program_keep_their_traceback(error):
-    @plain_failures
-    def run(options):
+    with pytest.raises(type(error), match="fault"), plain_failures():
         raise error
-
-    with pytest.raises(type(error), match="fault"):
-        run(argparse.Namespace())

@@ -10,7 +10,7 @@ from topomask.cli import main
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("trained") / "digits"
-    main(["train", "digits", "--output", str(folder), "train.steps=2", *SMALL["digits"]])
+    main(["train", "digits", "--output", str(folder), "--train.steps", "2", *SMALL["digits"]])
     return folder
 
 

@@ -34,9 +34,9 @@ def plot_run(*arguments):
     return draw(*arguments)
 
 experiment.plot_run = plot_run
-small = ["data.limit=32", "data.batch_size=32", "model.depth=1", "train.progress=false"]
+small = ["--data.limit=32", "--data.batch_size=32", "--model.depth=1", "--train.progress=False"]
 with tempfile.TemporaryDirectory() as folder:
-    main(["train", "digits", "--output", folder, "train.epochs=1", *small])
+    main(["train", "digits", "--output", folder, "--train.epochs=1", *small])
 found["in all"] = sorted(sys.modules)
 print(json.dumps(found))
 """

@@ -1,9 +1,12 @@
+import errno
+import os
 import sys
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from helpers.hostile_files import MIB, header, little_memory, npy, write_npz
 from topomask.cli import main
 from topomask.masks.registry import ON_GRAPHS
 
@@ -81,3 +84,73 @@ def test_without_matplotlib_the_message_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(SystemExit, match=r"need matplotlib.*topomask\[plot\]"):
         main(["mask", "walk", "--graph", "path:4"])
+
+
+def refused(tmp_path, graph, output="mask.png"):
+    """The one line of an error; nothing is written."""
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    with pytest.raises(SystemExit) as stop:
+        main(["mask", "neighbor", "--graph", str(graph), "--show", "rows", "--output", str(tmp_path / output)])
+    assert isinstance(stop.value.code, str)
+    assert "\n" not in stop.value.code
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+    return stop.value.code
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("edges.txt", b"0 4000000000\n", "4,000,000,001 nodes, and pictures are drawn up to 20,000"),
+        ("edges.csv", b"\xff\xfe0\x00", "it is not text in UTF-8"),
+        ("edges.tsv", b"", "there are no edges in it"),
+        ("graph.npz", b"", "no .npz archive"),
+        ("graph.mtx", b"%%MatrixMarket matrix coordinate real general\n9 9 999999999999\n", "999,999,999,999 entries"),
+        ("graph.gml", b"graph [ " + b"a [ " * 50_000, "networkx cannot read it"),
+        ("graph.graphml", b"\0", "networkx cannot read it"),
+        ("mesh.obj", b"v 0 0 0\nf 1 1 99999999999999999999\n", "pictures are drawn up to 20,000"),
+    ],
+)
+def test_hostile_files_are_one_line(tmp_path, name, content, message):
+    (tmp_path / name).write_bytes(content)
+    found = refused(tmp_path, tmp_path / name)
+    assert message in found
+    assert name in found
+
+
+def test_headers_that_lie_are_one_line(tmp_path):
+    write_npz(tmp_path / "graph.npz", edges=npy(header("(2, 1000000000000)")))
+    with little_memory(32 * MIB):
+        assert "edges.npy is damaged: its header says" in refused(tmp_path, tmp_path / "graph.npz")
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EACCES, errno.EROFS, errno.EIO])
+@pytest.mark.parametrize("suffix", [".png", ".html"])
+def test_a_picture_that_cannot_be_written_leaves_what_was_there(tmp_path, monkeypatch, number, suffix):
+    (tmp_path / f"mask{suffix}").write_bytes(b"of yesterday")
+
+    def half(self, *arguments, **options):
+        if suffix == ".png":
+            arguments[0].write_bytes(b"half")
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", half)
+    assert os.strerror(number) in refused(tmp_path, "path:4", f"mask{suffix}")
+
+
+def test_an_output_that_cannot_be_is_one_line(tmp_path):
+    (tmp_path / "file").write_bytes(b"x")
+    (tmp_path / "folder.png").mkdir()
+    assert "file" in refused(tmp_path, "path:4", "file/mask.png")
+    assert "folder.png" in refused(tmp_path, "path:4", "folder.png")
+
+
+def test_names_of_files_are_no_formulas(tmp_path):
+    (tmp_path / r"$\x$.txt").write_text("0 1\n1 2\n")
+    main(["mask", "neighbor", "--graph", str(tmp_path / r"$\x$.txt"), "--output", str(tmp_path / "mask.png")])
+    assert (tmp_path / "mask.png").stat().st_size > 1000
+
+
+def test_a_mesh_of_one_vertex_is_drawn(tmp_path):
+    (tmp_path / "mesh.obj").write_text("v 1 2 3\n")
+    main(["mask", "neighbor", "--graph", str(tmp_path / "mesh.obj"), "--output", str(tmp_path / "mask.png")])
+    assert (tmp_path / "mask.png").is_file()

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from helpers.data_files import write_video
+from helpers.hostile_files import EPS, MIB, header, little_memory, npy, png, write_npz
 from helpers.small_runs import SMALL, write_particles, write_picture
 from topomask.cli import main
 from topomask.data import motifs
@@ -15,7 +16,7 @@ from topomask.recipes import graphs
 def runs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("trained")
     for recipe, fields in SMALL.items():
-        main(["train", recipe, "--output", str(folder / recipe), "train.steps=1", *fields])
+        main(["train", recipe, "--output", str(folder / recipe), "--train.steps=1", *fields])
     return folder
 
 
@@ -107,7 +108,10 @@ def test_particles_in_a_damaged_file_are_named(runs, tmp_path, damage):
 def test_pictures_and_videos_that_cannot_be_read_are_named(runs, tmp_path):
     bad = tmp_path / "bad.png"
     bad.write_bytes(b"no picture")
-    assert refused(runs / "digits", bad) == f"{bad} cannot be read as a picture: it is in no format that Pillow knows."
+    assert refused(runs / "digits", bad) == (
+        f"{bad} cannot be read as a picture: it is damaged, or in no format that is read: PNG, JPEG, BMP, GIF, WEBP, "
+        "TIFF."
+    )
     assert f"{bad} cannot be read as a video" in refused(runs / "moving-digits", bad)
     for recipe in SMALL:
         assert "gone.file" in refused(runs / recipe, tmp_path / "gone.file")
@@ -133,12 +137,49 @@ def test_what_is_no_run_is_refused(tmp_path):
 @pytest.mark.usefixtures("forget_data")
 def test_models_of_graphs_read_no_files(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(graphs, "motifs", partial(motifs, num_pairs=3))
-    main(["train", "motif", "--output", str(tmp_path / "run"), "train.steps=1", "train.epochs=none", "model.dim=8"])
+    main(
+        [
+            "train",
+            "motif",
+            "--output",
+            str(tmp_path / "run"),
+            "--train.steps",
+            "1",
+            "--train.epochs",
+            "None",
+            "--model.dim",
+            "8",
+        ]
+    )
     out = capsys.readouterr().out
     assert f"topomask eval {tmp_path / 'run'}" in out
     assert "predict" not in out, "what cannot be asked is not suggested"
     message = refused(tmp_path / "run", tmp_path / "graph.npz")
     assert "the model of this run, of recipe 'motif', takes graphs" in message
     assert "load_run" in message
-    main(["train", "digits", "--output", str(tmp_path / "digits"), "train.steps=1", *SMALL["digits"]])
+    main(["train", "digits", "--output", str(tmp_path / "digits"), "--train.steps=1", *SMALL["digits"]])
     assert f"topomask predict {tmp_path / 'digits'} FILE" in capsys.readouterr().out
+
+
+def test_hostile_files_are_one_line(runs, tmp_path, monkeypatch):
+    started = []
+    monkeypatch.setattr("PIL.EpsImagePlugin.Ghostscript", lambda *arguments: started.append("gs"))
+    files = {"cat.png": EPS, "large.png": png(100_000, 100_000), "nul.jpg": bytes(1000)}
+    for name, content in files.items():
+        (tmp_path / name).write_bytes(content)
+        found = refused(runs / "digits", tmp_path / name)
+        assert f"{name} cannot be read as a picture" in found
+        assert "\n" not in found
+    assert not started
+    lies = {"rows": npy(header("(1000000000000, 3)", "'<f4'")), "objects": npy(header("(1,)", "'|O'"), b"\x80\x04N.")}
+    for name, content in lies.items():
+        file = write_npz(tmp_path / f"{name}.npz", positions=content, features=np.ones((20, 6)))
+        with little_memory(32 * MIB):
+            found = refused(runs / "particles", file)
+        assert f"{file} cannot be read (positions.npy" in found
+        assert "\n" not in found
+    for recipe in SMALL:
+        found = refused(runs / recipe, tmp_path)
+        assert str(tmp_path) in found
+        assert "\n" not in found
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*files, "rows.npz", "objects.npz"])

@@ -5,6 +5,7 @@ import torch
 
 from experiments.reproduce import computed
 from experiments.reproduce.registry import GROUPS, STUDIES
+from helpers.refusals import refused
 from helpers.small_runs import SMALL
 from topomask.cli import main
 
@@ -13,16 +14,9 @@ def folders(tmp_path):
     return ["--results", str(tmp_path / "results"), "--runs", str(tmp_path / "runs")]
 
 
-def refused(*arguments):
-    with pytest.raises(SystemExit) as stop:
-        main(["reproduce", *arguments])
-    assert isinstance(stop.value.code, str)
-    return stop.value.code
-
-
 def test_rows_are_run_once_and_put_on_a_page(tmp_path, capsys):
     command = ["reproduce", "digits", "--only", "linear,softmax", "--seeds", "0"]
-    command += [*folders(tmp_path), "train.steps=1", *SMALL["digits"]]
+    command += [*folders(tmp_path), "--train.steps", "1", *SMALL["digits"]]
     main([*command, "--report", str(tmp_path / "report.html")])
     out = capsys.readouterr().out
     assert "[1/2] unmasked linear (linear), seed 0" in out
@@ -33,7 +27,9 @@ def test_rows_are_run_once_and_put_on_a_page(tmp_path, capsys):
     assert page.count("data:image/png;base64,") == 2
     assert "http" not in page
 
-    kept = json.loads((tmp_path / "results" / "digits" / "softmax-0.json").read_text())
+    path = tmp_path / "results" / "digits.jsonl"
+    linear, softmax = path.read_text().splitlines(keepends=True)
+    kept = json.loads(softmax)
     assert kept["seed"] == 0
     assert kept["config"]["model"]["attention"] == "softmax"
     assert {"accuracy", "loss"} <= kept["metrics"].keys()
@@ -42,12 +38,12 @@ def test_rows_are_run_once_and_put_on_a_page(tmp_path, capsys):
     assert "[1/2]" not in capsys.readouterr().out
 
     # A run whose result was not written yet is not started anew.
-    (tmp_path / "results" / "digits" / "softmax-0.json").unlink()
+    path.write_text(linear)
     journal = tmp_path / "runs" / "digits" / "softmax-0" / "metrics.jsonl"
     before = journal.read_bytes()
     main(command)
     assert journal.read_bytes() == before
-    again = json.loads((tmp_path / "results" / "digits" / "softmax-0.json").read_text())
+    again = json.loads(path.read_text().splitlines()[1])
     assert again["metrics"] == kept["metrics"]
 
 
@@ -67,7 +63,7 @@ def test_own_fields_need_own_folders(tmp_path, monkeypatch, given):
     """Otherwise runs that do not count would stand in the way of those that do."""
     monkeypatch.chdir(tmp_path)
     options = [part for name in given for part in (name, str(tmp_path / "own"))]
-    assert "pass folders of your own" in refused("digits", "train.steps=1", *options)
+    assert "pass folders of your own" in refused("reproduce", "digits", "--train.steps", "1", *options)
     assert not list(tmp_path.iterdir())
 
 
@@ -78,27 +74,28 @@ def test_own_fields_need_own_folders(tmp_path, monkeypatch, given):
         (["digits", "--only", "grff"], "There is no cell 'grff' in this table. Cells: "),
         (["digits", "--only", "grf", "--show"], "Leave out --only and --seeds"),
         (["digits", "--seeds", "0", "--show"], "Leave out --only and --seeds"),
-        (["digits", "train.seed=7"], "`train.seed` cannot be set"),
-        (["digits", "model.attention=linear"], "`model.attention` cannot be set"),
+        (["digits", "--train.seed", "7"], "`train.seed` cannot be set"),
+        (["digits", "--model.attention", "linear"], "`model.attention` cannot be set"),
         (["digits", "--seeds", "one"], "`--seeds` must be whole numbers with commas between them"),
         (["digits", "--seeds", "-1"], "`seed` must be in [0, 2**63), but is -1"),
         (["digits", "--threads", "0"], "`--threads` must be at least 1"),
-        (["digits", "train.stpes=3"], "Did you mean `train.steps`?"),
-        (["fig3", "train.steps=3"], "fig3 is computed as it is"),
+        (["digits", "--train.stpes", "3"], "Did you mean --train.steps?"),
+        (["digits", "--onyl", "grf"], "There is no option --onyl. Did you mean --only?"),
+        (["fig3", "--train.steps", "3"], "fig3 is computed as it is"),
         (["theory", "--seeds", "1"], "theory is computed as it is"),
         (["theory", "--only", "grf"], "theory is computed as it is"),
         (["fig3", "--show"], "has no result yet. Leave out --show"),
     ],
 )
 def test_mistakes_are_named(tmp_path, arguments, message):
-    assert message in refused(*arguments, *folders(tmp_path))
+    assert message in refused("reproduce", *arguments, *folders(tmp_path))
     assert not list(tmp_path.iterdir())
 
 
 def test_missing_data_says_where_it_should_be(tmp_path, monkeypatch):
     # What the option sets is taken back after the test.
     monkeypatch.setenv("TOPOMASK_DATA", "elsewhere")
-    message = refused("table1", "--data", str(tmp_path / "sets"), *folders(tmp_path), "--seeds", "0")
+    message = refused("reproduce", "table1", "--data", str(tmp_path / "sets"), *folders(tmp_path), "--seeds", "0")
     assert str(tmp_path / "sets" / "fashion-mnist") in message
     assert "TOPOMASK_DATA" in message
 
@@ -111,6 +108,11 @@ def test_a_figure_is_computed_once(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(computed, "_count", None)
     main(["reproduce", "fig3", "--show", *folders(tmp_path)])
     assert capsys.readouterr().out == first
+    path = tmp_path / "results" / "fig3.jsonl"
+    found = json.loads(path.read_text())
+    for metrics in ({}, found["metrics"] | {"points": []}, found["metrics"] | {"slopes": 3}):
+        path.write_text(json.dumps(found | {"metrics": metrics}) + "\n")
+        assert f"The result of fig3 in {path} is damaged" in refused("reproduce", "fig3", "--show", *folders(tmp_path))
 
 
 def test_the_help_names_all_studies(capsys):

@@ -4,11 +4,14 @@ import random
 import stat
 import tarfile
 import zipfile
+from pathlib import Path
 
 import pytest
 
-from topomask.data import UnsafeArchiveError, archives, extract
+from helpers.hostile_files import MIB, little_memory, small_files, zeros_gz
+from topomask.data import ImageFolder, UnsafeArchiveError, archives, extract
 from topomask.data.archives import damage_named
+from topomask.data.npz import read_npz
 
 GOOD = {"top/a.txt": b"first", "top/sub/b.txt": b"second" * 1000, "c.txt": b""}
 
@@ -128,9 +131,14 @@ def test_members_in_each_others_way_are_refused(tmp_path, make, names):
 
 
 def test_modes_of_the_archive_are_not_obeyed(tmp_path):
-    archive = make_zip(tmp_path / "a.zip", [("run", (b"x", stat.S_IFREG | stat.S_ISUID | 0o777))])
-    mode = (extract(archive, tmp_path / "out") / "run").stat().st_mode
-    assert not mode & (stat.S_ISUID | stat.S_IXUSR)
+    make_zip(tmp_path / "zip", [("run", (b"x", stat.S_IFREG | stat.S_ISUID | 0o777))])
+    with tarfile.open(tmp_path / "tar", "w") as out:
+        info = tarfile.TarInfo("run")
+        info.mode = stat.S_ISUID | 0o777
+        out.addfile(info)
+    for kind in ("zip", "tar"):
+        mode = (extract(tmp_path / kind, tmp_path / f"{kind} out") / "run").stat().st_mode
+        assert not mode & (stat.S_ISUID | stat.S_IXUSR)
 
 
 @pytest.mark.parametrize("make", [make_zip, make_tar])
@@ -227,3 +235,137 @@ def test_what_killed_processes_left_is_removed(tmp_path):
     os.utime(tmp_path / ".folder.123.part", (0, 0))
     extract(archive, tmp_path / "folder")
     assert set(tmp_path.iterdir()) == {archive, tmp_path / "folder"}
+
+
+@pytest.mark.parametrize("make", [make_zip, make_tar])
+def test_by_default_an_archive_grows_fifty_times_at_most(tmp_path, make, monkeypatch):
+    bomb = make(tmp_path / "bomb", [("zeros", bytes(20 * MIB))])
+    refused(bomb, tmp_path, r"more than `max_bytes`=16777216. If you trust it, raise the limit: .*TOPOMASK_MAX_BYTES")
+    assert (extract(bomb, tmp_path / "given", max_bytes=20 * MIB) / "zeros").stat().st_size == 20 * MIB
+    monkeypatch.setenv("TOPOMASK_MAX_BYTES", str(20 * MIB))
+    assert (extract(bomb, tmp_path / "told") / "zeros").is_file()
+
+
+@pytest.mark.parametrize("kind", [tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK, tarfile.XHDTYPE, tarfile.XGLTYPE])
+@pytest.mark.parametrize("start", [b"", tarfile.TarInfo("first").tobuf()])
+def test_a_name_of_many_megabytes_is_not_read(tmp_path, kind, start):
+    """tarfile reads headers whole, and did so before the members were judged."""
+    info = tarfile.TarInfo("././@LongLink")
+    info.type, info.size = kind, 12 * MIB
+    (tmp_path / "bomb.tar.gz").write_bytes(zeros_gz(start + info.tobuf(), info.size + 10 * tarfile.BLOCKSIZE))
+    with little_memory():
+        refused(tmp_path / "bomb.tar.gz", tmp_path, r"a header of 12,582,912 bytes, more than 1,048,576")
+
+
+@pytest.mark.parametrize("make", [make_zip, make_tar])
+def test_folders_within_folders_have_an_end(tmp_path, make):
+    deep = make(tmp_path / "deep", [("a/" * 30_000 + "b", b"x")])
+    with little_memory():
+        refused(deep, tmp_path, r"'a/a/a.*\.\.\. lies in 30,000 folders within each other, more than 100")
+
+
+@pytest.mark.parametrize("packing", ["gz", "bz2", "xz"])
+def test_tars_of_every_packing_are_unpacked(tmp_path, packing):
+    with tarfile.open(tmp_path / "a.tar", f"w:{packing}") as out:
+        info = tarfile.TarInfo("a" * 150)
+        info.size = 3
+        out.addfile(info, io.BytesIO(b"abc"))
+    assert (extract(tmp_path / "a.tar", tmp_path / "out") / ("a" * 150)).read_bytes() == b"abc"
+
+
+def changed(content, rng, repair):
+    """A few bytes changed, and the checksums of tar headers made right again, so that headers are believed."""
+    content = bytearray(content)
+    for _ in range(rng.choice([1, 2, 5])):
+        content[rng.randrange(min(len(content), 2048))] = rng.choice([0, 255, *b"9-\n", rng.randrange(256)])
+    for start in range(0, len(content) - 511, 512) if repair else ():
+        if content[start + 257 : start + 262] == b"ustar":
+            content[start + 148 : start + 156] = b" " * 8
+            content[start + 148 : start + 156] = b"%06o\0 " % sum(content[start : start + 512])
+    return bytes(content)
+
+
+SPARSE = {"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.realsize": "999", "GNU.sparse.name": "x"}
+
+
+@pytest.mark.parametrize("kind", ["zip", "gnu", "pax", "sparse"])
+def test_whatever_is_changed_gives_one_kind_of_error(tmp_path, kind):
+    archive = tmp_path / "a"
+    if kind == "zip":
+        make_zip(archive, [("a/b", b"x" * 999), ("ü", b"y")])
+    else:
+        form = tarfile.GNU_FORMAT if kind == "gnu" else tarfile.PAX_FORMAT
+        with tarfile.open(archive, "w", format=form) as out:
+            for name in ("a" * 150, "folder/ü"):
+                info = tarfile.TarInfo(name)
+                info.size = 1024
+                info.pax_headers = SPARSE if kind == "sparse" else {}
+                out.addfile(info, io.BytesIO(b"1\n0\n512\n" + bytes(1016)))
+    content, rng, refusals = archive.read_bytes(), random.Random(0), 0
+    for number in range(100):
+        archive.write_bytes(changed(content, rng, repair=kind != "zip"))
+        try:
+            extract(archive, tmp_path / f"out{number}")
+        except UnsafeArchiveError:
+            refusals += 1
+            assert not (tmp_path / f"out{number}").exists()
+    assert 5 < refusals < 100
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
+
+
+def test_a_device_is_no_archive(tmp_path, monkeypatch):
+    """Its end would be looked for without end."""
+
+    def forbidden(*arguments):
+        pytest.fail("a device is read")
+
+    monkeypatch.setattr("zipfile._EndRecData", forbidden)
+    monkeypatch.setattr("tarfile.TarFile", forbidden)
+    device = Path("/dev/zero")
+    with pytest.raises(UnsafeArchiveError, match="must be a plain file, but /dev/zero"):
+        extract(device, tmp_path / "out")
+    with pytest.raises(ValueError, match="must be a folder or a zip archive, but /dev/zero is neither"):
+        ImageFolder(device)
+    with pytest.raises(ValueError, match="must be a plain file"):
+        read_npz(device)
+
+
+def sparse_tar(path, real_size, pieces, data):
+    """A tar of one sparse member: its size, the places and sizes of its pieces, and what is stored."""
+    info = tarfile.TarInfo("x")
+    numbers = [len(pieces), *(number for piece in pieces for number in piece)]
+    table = "".join(f"{number}\n" for number in numbers).encode()
+    table += bytes(-len(table) % 512)
+    info.size = len(table) + data
+    info.pax_headers = SPARSE | {"GNU.sparse.realsize": str(real_size)}
+    with tarfile.open(path, "w:gz", format=tarfile.PAX_FORMAT, compresslevel=1) as out:
+        out.addfile(info, io.BytesIO(table + bytes(data)))
+    return path
+
+
+def test_sparse_members_are_unpacked_whole(tmp_path):
+    archive = sparse_tar(tmp_path / "a.tar.gz", 5000, [(1000, 512), (4000, 512), (5000, 0)], 1024)
+    assert (extract(archive, tmp_path / "out") / "x").read_bytes() == bytes(5000)
+
+
+@pytest.mark.parametrize("pieces", [[(0, 4 * MIB)], [(1 << 40, 512)]])
+def test_a_sparse_member_writes_no_more_than_its_size(tmp_path, pieces):
+    """tarfile's own unpacking, with the filter for data too, writes all pieces and cuts the file afterwards."""
+    archive = sparse_tar(tmp_path / "a.tar.gz", 1000, pieces, pieces[0][1])
+    with small_files():
+        assert (extract(archive, tmp_path / "out", max_bytes=1000) / "x").read_bytes() == bytes(1000)
+
+
+def test_a_size_below_zero_is_refused(tmp_path):
+    """tarfile's own unpacking writes up to 16 KiB for it."""
+    info = tarfile.TarInfo("x")
+    info.size = -1
+    (tmp_path / "a.tar").write_bytes(info.tobuf(tarfile.GNU_FORMAT) + bytes(1 << 16))
+    refused(tmp_path / "a.tar", tmp_path, "damaged")
+
+
+@pytest.mark.parametrize("make", [make_zip, make_tar])
+def test_backslashes_separate_folders(tmp_path, make):
+    archive = make(tmp_path / "archive", [("top\\sub\\a.txt", b"x"), ("top/sub/b.txt", b"y")])
+    folder = extract(archive, tmp_path / "out")
+    assert {path.name for path in (folder / "top" / "sub").iterdir()} == {"a.txt", "b.txt"}

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import torch
 
+from helpers.hostile_files import MIB, little_memory
 from topomask.data import MissingDataError, UnsafeArchiveError, cifar
 from topomask.data.cifar import cifar10
 
@@ -111,3 +112,24 @@ def test_a_folder_of_another_content_is_not_taken(tmp_path):
     (tmp_path / "cifar-10").mkdir()
     with pytest.raises(FileExistsError, match="must be new"):
         cifar10(root=tmp_path)
+
+
+def test_an_archive_or_a_file_that_is_too_large_is_refused(tmp_path):
+    write_archive(tmp_path / "cifar-10-binary.tar.gz", {f"{FOLDER}/test_batch.bin": bytes(20 * MIB)})
+    with (
+        little_memory(),
+        pytest.raises(UnsafeArchiveError, match=r"'.*test_batch.bin' .* more than `max_bytes`=16777216"),
+    ):
+        cifar10("test", root=tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["cifar-10-binary.tar.gz"]
+    write_folder(tmp_path / FOLDER)
+    with (tmp_path / FOLDER / "test_batch.bin").open("ab") as out:
+        out.truncate(1 << 40)
+    with (
+        little_memory(),
+        pytest.raises(ValueError, match=rf"{FOLDER} takes 1,099,511,627,776 bytes, more than `max_bytes`"),
+    ):
+        cifar10("test", root=tmp_path)
+    assert len(cifar10("train", root=tmp_path, max_bytes=10**6)) == 20
+    with pytest.raises(ValueError, match="more than `max_bytes`=1,000"):
+        cifar10("train", root=tmp_path, max_bytes=1000)

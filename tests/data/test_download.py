@@ -1,6 +1,8 @@
 import hashlib
 import http.server
+import io
 import os
+import sys
 import threading
 
 import pytest
@@ -41,6 +43,23 @@ def test_a_file_arrives_and_nothing_else_is_left(server, tmp_path):
     target = fetch(remote(f"{server}/file.bin"), tmp_path / "new" / "folder")
     assert target.read_bytes() == CONTENT
     assert list(target.parent.iterdir()) == [target]
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.mark.parametrize("has_rich", [True, False])
+def test_a_terminal_shows_how_far_it_is(server, tmp_path, monkeypatch, has_rich):
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    if not has_rich:
+        monkeypatch.setattr(download, "installed", lambda _: False)
+    assert fetch(remote(f"{server}/file.bin"), tmp_path).read_bytes() == CONTENT
+    shown = sys.stderr.getvalue()
+    assert ("file.bin" in shown and "10.0/10.0 kB" in shown) == has_rich
+    assert bool(shown) == has_rich
 
 
 def test_a_file_is_on_disk_before_it_has_its_name(server, tmp_path, monkeypatch):

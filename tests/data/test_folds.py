@@ -112,3 +112,19 @@ def test_sets_that_are_too_small_for_folds_are_refused():
         stratified_folds(torch.arange(2), 2)
     with pytest.raises(ValueError, match=r"`labels` must be integers of shape \[G\], but are torch.float32"):
         stratified_folds(torch.rand(12))
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '[{"train": ' + "[" * 900 + "]" * 900 + "}]", "\0", ""])
+def test_folds_without_end_are_refused(tmp_path, text):
+    (tmp_path / "splits").mkdir()
+    (tmp_path / "splits" / "TINY.json").write_text(text)
+    with pytest.raises(ValueError, match=r"TINY.json (is not JSON|must have graphs for train)") as found:
+        fair_splits("TINY", 4, tmp_path)
+    assert len(str(found.value)) < 400
+
+
+def test_folds_have_numbers_that_tensors_hold(tmp_path):
+    (tmp_path / "splits").mkdir()
+    (tmp_path / "splits" / "TINY.json").write_text(f'[{{"train": [0], "validation": [1], "test": [{10**30}]}}]')
+    with pytest.raises(ValueError, match=f"but has {10**30}"):
+        fair_splits("TINY", root=tmp_path)

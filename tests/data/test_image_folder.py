@@ -6,6 +6,7 @@ import torch
 from PIL import Image
 
 from helpers.data_files import picture, write_pictures, zip_folder
+from helpers.hostile_files import MIB, little_memory
 from topomask.data import Batches, ImageFolder, InMemorySet, MissingDataError, UnsafeArchiveError, load, to_memory
 
 
@@ -166,9 +167,9 @@ def test_a_damaged_member_of_an_archive_is_named(tmp_path):
 
 @pytest.mark.parametrize("packing", [zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
 def test_damage_of_every_packing_is_named(tmp_path, packing):
-    name = "train/red/0.ppm"
+    name = "train/red/0.bmp"
     with zipfile.ZipFile(tmp_path / "pets.zip", "w", packing) as out:
-        out.writestr(name, b"P6 8 8 255 " + bytes(range(192)))
+        out.writestr(name, b"BM" + bytes(range(192)))
     content = bytearray((tmp_path / "pets.zip").read_bytes())
     content[30 + len(name) : 60 + len(name)] = b"\xff" * 30
     (tmp_path / "pets.zip").write_bytes(content)
@@ -205,3 +206,32 @@ def test_what_is_not_there_is_said(tmp_path):
         ImageFolder(tmp_path, "training")
     with pytest.raises(ValueError, match="`size`"):
         ImageFolder(tmp_path, size=0)
+
+
+def test_a_member_or_a_file_that_is_too_large_is_refused(tmp_path):
+    with zipfile.ZipFile(tmp_path / "pets.zip", "w", zipfile.ZIP_DEFLATED) as out:
+        out.writestr("train/red/0.png", bytes(20 * MIB))
+    with (
+        little_memory(),
+        pytest.raises(ValueError, match=r"train/red/0.png in .*pets.zip takes 20,971,520 bytes, more than"),
+    ):
+        ImageFolder(tmp_path / "pets.zip")
+    (tmp_path / "pets" / "train" / "red").mkdir(parents=True)
+    with (tmp_path / "pets" / "train" / "red" / "0.png").open("wb") as out:
+        out.truncate(1 << 40)
+    with (
+        little_memory(),
+        pytest.raises(ValueError, match=r"0.png takes 1,099,511,627,776 bytes, more than `max_bytes`"),
+    ):
+        ImageFolder(tmp_path / "pets")
+
+
+def test_pictures_of_every_format_that_is_read_are_found(tmp_path):
+    for suffix in ("png", "jpg", "jpeg", "bmp", "gif", "webp", "tif", "tiff"):
+        (tmp_path / "train" / suffix).mkdir(parents=True)
+        picture((200, 0, 0)).save(tmp_path / "train" / suffix / f"a.{suffix}")
+    # A format that is not read.
+    picture((200, 0, 0)).save(tmp_path / "train" / "png" / "b.ppm")
+    found = ImageFolder(tmp_path)
+    assert len(found) == 8
+    assert all(abs(int(image[0].float().mean()) - 200) < 5 for image, _ in found)

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from helpers.data_files import write_idx, write_mnist
+from helpers.hostile_files import MIB, little_memory, zeros_gz
 from topomask.data import DownloadError, MissingDataError
 from topomask.data.idx import read_idx
 from topomask.data.mnist import fashion_mnist, mnist
@@ -147,3 +148,29 @@ def test_pictures_and_labels_must_match(tmp_path):
     write_idx(tmp_path / "mnist" / LABELS, np.full(30, 10))
     with pytest.raises(ValueError, match="must hold labels below 10, but holds 10"):
         mnist(root=tmp_path)
+
+
+def test_a_small_file_that_becomes_large_is_refused_unless_it_is_trusted(tmp_path, monkeypatch):
+    size = 20 * MIB
+    path = corrupt(tmp_path, zeros_gz(header(20, 1024, 1024), size))
+    assert path.stat().st_size < MIB
+    message = r"\(20, 1024, 1024\) bytes, more than `max_bytes`=16,777,216. .*max_bytes=.*TOPOMASK_MAX_BYTES"
+    with little_memory(), pytest.raises(ValueError, match=message):
+        read_idx(path, num_dims=3)
+    with little_memory(size + 8 * MIB):
+        assert read_idx(path, 3, max_bytes=size).shape == (20, 1024, 1024)
+    monkeypatch.setenv("TOPOMASK_MAX_BYTES", str(size))
+    assert read_idx(path, 3).shape == (20, 1024, 1024)
+
+
+def test_the_limit_reaches_the_files_of_a_set(tmp_path):
+    write_mnist(tmp_path / "mnist")
+    with pytest.raises(ValueError, match=r"train-images.*more than `max_bytes`=1,000"):
+        mnist(root=tmp_path, max_bytes=1000)
+
+
+def test_a_header_that_lies_takes_no_memory(tmp_path):
+    """A file that says it holds what may be held, but does not."""
+    for pack in (gzip.compress, bytes):
+        with little_memory(), pytest.raises(ValueError, match="but holds 3"):
+            read_idx(corrupt(tmp_path, pack(header(1, 2048, 2048) + b"abc")), num_dims=3)

@@ -6,6 +6,7 @@ import scipy.sparse as sp
 import torch
 from torch_geometric.data import Data
 
+from helpers.hostile_files import MIB, header, little_memory, npy, write_npz
 from topomask.data import MissingDataError, NodeSet, data_root, node_set
 from topomask.data.node_sets import NODE_SETS, NodeEntry
 from topomask.nn import SparseRows
@@ -91,7 +92,9 @@ def test_files_that_are_cut_off_or_hold_objects_are_refused(tmp_path):
     with pytest.raises(ValueError, match=r"it is one array"):
         node_set(NAME, tmp_path)
     write(tmp_path, y=np.array([0, 1, "a", None], dtype=object))
-    with pytest.raises(ValueError, match=r"tiny.npz cannot be read: Object arrays cannot be loaded"):
+    with pytest.raises(
+        ValueError, match=r"tiny.npz cannot be read: y.npy holds Python objects, which are never unpickled"
+    ):
         node_set(NAME, tmp_path)
 
 
@@ -271,3 +274,52 @@ def test_the_real_sets_have_splits_that_are_possible(name):
     sizes = torch.stack([found.masks[split].sum(dim=1) for split in ("train", "val", "test")])
     assert sizes.min() > 0
     assert sizes.sum(dim=0).max() <= found.graph.num_nodes
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"x_shape": np.array([4, 10**12])}, r"x_shape is \(4, 1000000000000\), but there are 6 entries"),
+        ({"x_shape": np.array([10**12, 3])}, "no sparse matrix"),
+        ({"x_shape": np.array([4, -3])}, "no sparse matrix"),
+        ({"x_shape": np.array([4, np.inf])}, "no sparse matrix"),
+        ({"x_shape": np.array([[4, 3]])}, "no sparse matrix"),
+        ({"x_shape": np.array(4)}, "no sparse matrix"),
+        ({"x_shape": np.array([12])}, "no sparse matrix"),
+        ({"x_indices": np.full(6, -1)}, "no sparse matrix"),
+        ({"x_indices": np.full(6, 0.5)}, "must be integers, but one is float64"),
+        ({"x_indptr": np.array([0, 10**9, 2, 3, 6])}, "no sparse matrix"),
+        ({"y": np.array([0, 1, 10**12, 1])}, "there are 4 nodes, but a class has the number 1000000000000"),
+        ({"y": np.array([0, 1, 2**64 - 1, 1], dtype=np.uint64)}, "contradicts itself"),
+        ({"edges": np.array([[0, 4 * 10**9]])}, "contradicts itself: .*4000000000"),
+        ({"edges": np.array([0, 1])}, "contradicts itself"),
+        ({"edges": npy(header("(1000000000000, 2)"))}, r"edges.npy is damaged"),
+        ({"train_mask": npy(header("(1000000000000, 4)", "'|b1'"))}, r"train_mask.npy is damaged"),
+    ],
+)
+def test_numbers_that_ask_for_much_memory_are_refused(tmp_path, changes, message):
+    write_npz(tmp_path / "node" / f"{NAME}.npz", **(arrays() | changes))
+    with little_memory(), pytest.raises(ValueError, match=rf"tiny.npz.*{message}") as found:
+        node_set(NAME, tmp_path)
+    assert "\n" not in str(found.value)
+
+
+def test_a_small_file_that_becomes_large_is_refused_unless_it_is_trusted(tmp_path, monkeypatch):
+    write_npz(tmp_path / "node" / f"{NAME}.npz", **arrays(), more=np.zeros(3 * MIB))
+    with little_memory(), pytest.raises(ValueError, match=r"takes .* bytes, more than `max_bytes`=16,777,216"):
+        node_set(NAME, tmp_path)
+    assert node_set(NAME, tmp_path, max_bytes=30 * MIB).graph.num_nodes == 4
+    monkeypatch.setenv("TOPOMASK_MAX_BYTES", str(30 * MIB))
+    assert node_set(NAME, tmp_path).graph.num_nodes == 4
+
+
+def test_dense_features_are_limited(tmp_path, monkeypatch):
+    """A set whose features are known to be dense, with columns that nobody uses."""
+    write_npz(tmp_path / "node" / f"{NAME}.npz", **(arrays() | {"x_shape": np.array([4, 60_000])}))
+    monkeypatch.setitem(NODE_SETS, NAME, NodeEntry(4, 2, sparse=False))
+    with (
+        little_memory(),
+        pytest.raises(ValueError, match=r"`x`, dense, takes 960,000 bytes, more than `max_bytes`=100,000"),
+    ):
+        node_set(NAME, tmp_path, max_bytes=100_000)
+    assert node_set(NAME, tmp_path).num_features == 60_000

@@ -1,4 +1,6 @@
 import io
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -6,8 +8,11 @@ import torch
 from PIL import Image
 
 from helpers.data_files import write_video
+from helpers.hostile_files import EPS, little_memory, png
 from topomask.data import read_image, read_video
-from topomask.data.pictures import _cover, decode_image
+from topomask.data.pictures import FORMATS, _cover, decode_image
+
+MAX_PIXELS = 1 << 26
 
 
 def encoded(pixels, kind="PNG"):
@@ -20,7 +25,7 @@ def encoded(pixels, kind="PNG"):
 @pytest.mark.parametrize("shape", [(8, 8), (1, 50), (50, 1), (33, 100), (100, 33), (7, 9)])
 def test_what_is_scaled_covers_the_size_and_no_more(size, shape):
     rows, columns = (size, size) if isinstance(size, int) else size
-    width, height, left, top = _cover(*shape, size)
+    width, height, left, top = _cover(*shape, size, MAX_PIXELS)
     assert width >= columns
     assert height >= rows
     # One side fits; the other is cut alike at both ends.
@@ -34,7 +39,7 @@ def test_what_is_scaled_covers_the_size_and_no_more(size, shape):
 
 def test_a_strip_that_would_grow_beyond_all_bounds_is_refused():
     with pytest.raises(ValueError, match="scaled to cover the size, it has 65536000 x 64 pixels"):
-        _cover(1_024_000, 1, 64)
+        _cover(1_024_000, 1, 64, MAX_PIXELS)
     with pytest.raises(ValueError, match="scaled to cover the size"):
         decode_image(encoded(np.zeros((1, 50_000))), 256)
 
@@ -100,3 +105,106 @@ def test_frames_of_a_video_have_any_size_and_colour(tmp_path, size, channels):
 def test_a_video_that_is_not_there_is_named(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"There is no file .*gone\.mp4"):
         read_video(tmp_path / "gone.mp4", 2, 8)
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_every_named_format_is_read_whatever_its_name_is(tmp_path, kind):
+    pixels = np.full((6, 5, 3), 180, np.uint8)
+    (tmp_path / "picture.txt").write_bytes(encoded(pixels, kind))
+    found = read_image(tmp_path / "picture.txt")
+    assert found.shape == (3, 6, 5)
+    assert (found.float() - 180).abs().max() < 4
+
+
+@pytest.mark.parametrize("kind", ["PPM", "TGA", "PCX", "SGI", "ICO", "EPS", "DDS", "MSP", "SPIDER"])
+def test_no_other_format_is_read(tmp_path, kind):
+    out = io.BytesIO()
+    Image.new({"MSP": "1", "SPIDER": "F"}.get(kind, "RGB"), (16, 16)).save(out, kind)
+    # Pillow would know it.
+    with Image.open(io.BytesIO(out.getvalue())) as picture:
+        assert picture.format == kind
+    (tmp_path / "cat.png").write_bytes(out.getvalue())
+    with pytest.raises(
+        ValueError, match=r"cat.png cannot be read as a picture: it is damaged, or in no format that is"
+    ):
+        read_image(tmp_path / "cat.png")
+
+
+def test_no_picture_starts_a_program(tmp_path, monkeypatch):
+    """Pillow draws EPS with Ghostscript, which is a language with files."""
+    started = []
+    monkeypatch.setattr("PIL.EpsImagePlugin.Ghostscript", lambda *arguments: started.append("gs"))
+    monkeypatch.setattr("subprocess.Popen", lambda *arguments, **options: started.append(arguments))
+    monkeypatch.setattr("os.system", started.append)
+    for content in (EPS, b"\xc5\xd0\xd3\xc6" + EPS, b"\n" + EPS):
+        (tmp_path / "cat.png").write_bytes(content)
+        with pytest.raises(
+            ValueError, match=r"cat.png cannot be read as a picture: .*no format that is read: PNG, JPEG"
+        ):
+            read_image(tmp_path / "cat.png")
+    assert not started
+
+
+@pytest.mark.parametrize("size", [(10_000, 10_000), (100_000, 100_000), (2**31 - 1, 1), (2**31 - 1, 2**31 - 1)])
+def test_pictures_of_too_many_pixels_are_refused(tmp_path, size):
+    (tmp_path / "cat.png").write_bytes(png(*size))
+    with (
+        little_memory(),
+        pytest.raises(ValueError, match=r"cat.png .* more .*`max_pixels`=67,108,864 .*TOPOMASK_MAX_PIXELS"),
+    ):
+        read_image(tmp_path / "cat.png")
+
+
+def test_the_number_of_pixels_is_limited_by_name(monkeypatch):
+    content = encoded(np.zeros((20, 30)))
+    message = r"30 x 20 pixels, more than `max_pixels`=599 in all. .*max_pixels=.*TOPOMASK_MAX_PIXELS"
+    with pytest.raises(ValueError, match=message):
+        decode_image(content, max_pixels=599)
+    assert decode_image(content, max_pixels=600).shape == (3, 20, 30)
+    monkeypatch.setenv("TOPOMASK_MAX_PIXELS", "599")
+    with pytest.raises(ValueError, match=message):
+        decode_image(content)
+
+
+def test_a_file_without_end_is_not_read(tmp_path):
+    with (tmp_path / "cat.png").open("wb") as out:
+        out.truncate(1 << 40)
+    with little_memory():
+        for path in (tmp_path / "cat.png", Path("/dev/zero")):
+            with pytest.raises(ValueError, match=r"more than `max_bytes`|must be a plain file"):
+                read_image(path)
+
+
+def test_the_pixels_of_a_video_are_limited_by_name(tmp_path, monkeypatch):
+    path = write_video(tmp_path / "ball.mp4", 3, size=(64, 48))
+    message = r"ball.mp4 cannot be read as a video: it has 64 x 48 pixels, more than `max_pixels`=3,071"
+    with pytest.raises(ValueError, match=message):
+        read_video(path, 2, 8, max_pixels=3071)
+    monkeypatch.setenv("TOPOMASK_MAX_PIXELS", "3071")
+    with pytest.raises(ValueError, match=message):
+        read_video(path, 2, 8)
+    assert read_video(path, 2, 8, max_pixels=20_000).shape == (2, 3, 8, 8)
+
+
+def test_a_video_that_is_a_list_of_other_files_is_refused(tmp_path):
+    write_video(tmp_path / "ball.mp4", 3)
+    lists = {
+        "hls.mp4": "#EXTM3U\n#EXT-X-TARGETDURATION:1\n#EXTINF:1,\nball.mp4\n#EXT-X-ENDLIST\n",
+        "concat.mp4": "ffconcat version 1.0\nfile ball.mp4\n",
+    }
+    for name, text in lists.items():
+        (tmp_path / name).write_text(text)
+        with pytest.raises(ValueError, match=rf"{name} cannot be read as a video"):
+            read_video(tmp_path / name, 2, 8)
+
+
+def test_pictures_are_opened_in_one_place():
+    root = Path(__file__).parents[2]
+    users = {
+        str(path.relative_to(root))
+        for folder in ("src", "experiments", "benchmarks")
+        for path in (root / folder).rglob("*.py")
+        if re.search(r"\bPIL\b|\bimread\b|\bimageio\b|\bcv2\b", path.read_text())
+    }
+    # imports.py only knows which extra installs Pillow.
+    assert users == {"src/topomask/data/pictures.py", "src/topomask/support/imports.py"}

@@ -29,7 +29,7 @@ def test_unknown_names_get_the_nearest(name, guess):
 def test_unknown_options_get_the_nearest():
     with pytest.raises(ValueError, match=r"'digits' has no option `tst_fraction`. Did you mean `test_fraction`\?"):
         load("digits", tst_fraction=0.1)
-    with pytest.raises(ValueError, match=r"'image-folder' needs the option 'path'. Pass path=.*data\.path="):
+    with pytest.raises(ValueError, match=r"'image-folder' needs the option 'path'. Pass path=.*--data\.path "):
         load("image-folder")
 
 

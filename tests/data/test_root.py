@@ -29,10 +29,14 @@ def test_the_error_names_folder_files_and_the_way_out(tmp_path):
 
 def test_the_error_speaks_of_python_and_of_the_command_line(tmp_path):
     error = str(missing("things", tmp_path, ["a.gz"], "Ask for it."))
-    assert "`root` (on the command line: data.root=DIR)" in error
+    assert "`root` (on the command line: --data.root DIR)" in error
     assert "download" not in error
     error = str(missing("things", tmp_path, ["a.gz"], "Ask for it.", download=True))
-    for part in ("download=True (on the command line: data.download=true)", "$TOPOMASK_DATA", "`root` (data.root=DIR)"):
+    for part in (
+        "download=True (on the command line: --data.download True)",
+        "$TOPOMASK_DATA",
+        "`root` (--data.root DIR)",
+    ):
         assert part in error
 
 

@@ -5,6 +5,7 @@ import pytest
 from PIL import Image
 
 from helpers.data_files import picture
+from helpers.hostile_files import MIB, little_memory
 from topomask.data import ImageFolder, InMemorySet, MissingDataError, tiny_imagenet
 from topomask.data.tiny_imagenet import make_subset, tiny_imagenet_50
 
@@ -97,3 +98,17 @@ def test_a_damaged_archive_is_named_and_leaves_nothing(tmp_path):
     with pytest.raises(ValueError, match=r"tiny-imagenet-200.zip cannot be read: .*damaged.* get it again"):
         tiny_imagenet_50(root=tmp_path, download=True)
     assert list(tmp_path.iterdir()) == [whole]
+
+
+def test_an_archive_that_becomes_large_is_refused(tmp_path, monkeypatch):
+    whole = write_whole(tmp_path / "tiny-imagenet-200.zip")
+    with zipfile.ZipFile(whole, "a", zipfile.ZIP_DEFLATED) as out:
+        out.writestr("tiny-imagenet-200/train/n00000000/images/big.JPEG", bytes(20 * MIB))
+    with (
+        little_memory(),
+        pytest.raises(ValueError, match=r"tiny-imagenet-200.zip takes .* more than `max_bytes`=16,777,216"),
+    ):
+        make_subset(whole, tmp_path / "subset.zip")
+    assert list(tmp_path.iterdir()) == [whole]
+    monkeypatch.setenv("TOPOMASK_MAX_BYTES", str(30 * MIB))
+    assert make_subset(whole, tmp_path / "subset.zip").is_file()

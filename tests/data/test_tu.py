@@ -8,6 +8,7 @@ import torch
 from torch_geometric.io import read_tu_data
 
 from helpers.data_files import zip_folder
+from helpers.hostile_files import MIB, little_memory
 from topomask.data import MissingDataError, data_root, tu_dataset
 from topomask.data.tu import TU_SETS, TUEntry
 
@@ -229,3 +230,60 @@ def test_the_real_sets_are_what_is_known_of_them(name):
 
 def test_every_known_set_has_its_number_of_edges():
     assert all(entry.num_edges for entry in TU_SETS.values())
+
+
+def zipped(root: Path, **changes: str) -> Path:
+    """The set in an archive, packed."""
+    file = root / "tudataset" / f"{NAME}.zip"
+    file.parent.mkdir(parents=True)
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as out:
+        for kind, text in (FILES | changes).items():
+            out.writestr(f"{NAME}/{NAME}_{kind}.txt", text)
+    return file
+
+
+@pytest.mark.parametrize("kind", ["A", "graph_indicator", "edge_labels"])
+def test_a_small_archive_that_becomes_large_is_refused_unless_it_is_trusted(tmp_path, kind, monkeypatch):
+    file = zipped(tmp_path, **{kind: "1\n" * (10 * MIB)})
+    assert file.stat().st_size < MIB
+    message = rf"{NAME}.zip takes .* bytes, more than `max_bytes`=16,777,216. .*max_bytes=.*TOPOMASK_MAX_BYTES"
+    with little_memory(), pytest.raises(ValueError, match=message):
+        tu_dataset(NAME, tmp_path)
+    if kind == "edge_labels":
+        # This file is not read, and the others are as they should be.
+        assert len(tu_dataset(NAME, tmp_path, max_bytes=30 * MIB)) == 3
+        monkeypatch.setenv("TOPOMASK_MAX_BYTES", str(30 * MIB))
+        assert len(tu_dataset(NAME, tmp_path)) == 3
+
+
+def test_files_of_a_folder_are_limited_too(tmp_path):
+    write(tmp_path)
+    with pytest.raises(ValueError, match=rf"{NAME}_graph_indicator.txt takes 14 bytes, more than `max_bytes`=13"):
+        tu_dataset(NAME, tmp_path, max_bytes=13)
+
+
+def test_numbers_that_take_more_than_their_text_are_refused(tmp_path):
+    write(tmp_path, graph_indicator="1\n" * 1000)
+    with pytest.raises(ValueError, match=r"graph_indicator.txt in .* takes 8,000 bytes, more than `max_bytes`=4,000"):
+        tu_dataset(NAME, tmp_path, max_bytes=4000)
+
+
+@pytest.mark.parametrize("options", [{}, {"degree": "one-hot"}])
+def test_input_that_takes_more_than_the_files_is_refused(tmp_path, options):
+    """A label of its own for each of 20,000 nodes would be 3.2 GB; so would many degrees."""
+    count = 20_000
+    labels = range(count) if not options else [0] * count
+    star = "".join(f"1, {node}\n" for node in range(2, 130))
+    write(
+        tmp_path,
+        A=star,
+        graph_indicator="1\n" * count,
+        graph_labels="1\n",
+        node_labels="".join(f"{label}\n" for label in labels),
+        node_attributes="0\n" * count,
+    )
+    with (
+        little_memory(30 * MIB),
+        pytest.raises(ValueError, match=r"One-hot input of 20,000 nodes .*more than `max_bytes`"),
+    ):
+        tu_dataset(NAME, tmp_path, max_bytes=10 * MIB, **options)

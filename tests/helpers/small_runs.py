@@ -6,19 +6,45 @@ import numpy as np
 from PIL import Image
 
 # A model with next to no weights; tests set the length of a run in steps.
-MODEL = ["model.depth=1", "model.dim=8", "model.num_heads=2", "train.progress=false", "train.epochs=none"]
+MODEL = [
+    "--model.depth",
+    "1",
+    "--model.dim",
+    "8",
+    "--model.num_heads",
+    "2",
+    "--train.progress",
+    "False",
+    "--train.epochs",
+    "None",
+]
 # Fields that make a recipe small, for recipes whose data ships or is generated.
 SMALL = {
-    "digits": ["data.limit=64", "data.batch_size=32", *MODEL],
+    "digits": ["--data.limit=64", "--data.batch_size=32", *MODEL],
     "moving-digits": [
-        "data.num_videos=8",
-        "data.size=16",
-        "data.num_frames=4",
-        "data.batch_size=4",
-        "model.temporal_depth=1",
+        "--data.num_videos",
+        "8",
+        "--data.size",
+        "16",
+        "--data.num_frames",
+        "4",
+        "--data.batch_size",
+        "4",
+        "--model.temporal_depth",
+        "1",
         *MODEL,
     ],
-    "particles": ["data.num_particles=64", "data.num_trajectories=1", "data.num_frames=8", "data.batch_size=7", *MODEL],
+    "particles": [
+        "--data.num_particles",
+        "64",
+        "--data.num_trajectories",
+        "1",
+        "--data.num_frames",
+        "8",
+        "--data.batch_size",
+        "7",
+        *MODEL,
+    ],
 }
 
 

@@ -1,5 +1,6 @@
 """A small run to test training with: data, and a model with a mask."""
 
+import os
 from pathlib import Path
 
 import torch
@@ -71,6 +72,21 @@ class StopsAt(Task):
 
     def size(self, batch):
         return self.task.size(batch)
+
+
+class SignalledAt(StopsAt):
+    """Another task, whose process gets a signal, perhaps several times, in the loss of a step."""
+
+    def __init__(self, step: int, signal: int, times: int = 1) -> None:
+        super().__init__(step)
+        self.signal, self.times = signal, times
+
+    def loss(self, model, batch):
+        self.left -= model.training
+        if self.left == -1 and model.training:
+            for _ in range(self.times):
+                os.kill(os.getpid(), self.signal)
+        return self.task.loss(model, batch)
 
 
 def assert_same_run(first: Path, second: Path) -> None:

@@ -10,15 +10,7 @@ from helpers.operator_inputs import columns, strategies, tokens
 EXACT = {"rtol": 1e-9, "atol": 1e-9}
 
 # All of them take minutes.
-QUICK = (
-    "walk_symmetric",
-    "walk_batch",
-    "visit_normalized",
-    "prefix_walk",
-    "sum_learnt",
-    "toeplitz_grid",
-    "selected_walk",
-)
+QUICK = ("walk_symmetric", "toeplitz_grid")
 NAMES = [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in CASES]
 
 

@@ -177,3 +177,12 @@ def test_blocks_of_a_batch_are_found_by_few_columns(monkeypatch, kept, at_once):
     # One graph, or very large ones, stay dense.
     assert mask.on(tm.cycle_graph(9)).cost().max_pairs is None
     assert mask.on(tm.Graph.batch([tm.path_graph(9000), *graphs])).cost().max_pairs is None
+
+
+def test_edge_weights_in_half_precision_are_normalised_in_float32():
+    graph = ragged_graph()
+    weights = torch.rand(len(graph.indices)).to(torch.bfloat16)
+    half, fine = (
+        tm.PowerSeriesMask(graph, torch.tensor([1.0, 0.5, 0.25]), edge_weights=x) for x in (weights, weights.float())
+    )
+    assert torch.equal(half.to_dense(), fine.to_dense())

@@ -151,7 +151,7 @@ def test_codes_are_kept_until_something_changes():
 def test_checkpoint_restores_noise_for_any_length(kind):
     trained = position_mask(12, 2, seed=3, **KINDS[kind])
     state = trained.state_dict()
-    assert not any(buffer.numel() for buffer in trained.buffers()), "noise is not broadcast between processes"
+    assert sum(buffer.numel() for buffer in trained.buffers()) == 1, "its seed alone is handed to other processes"
     assert sum(tensor.numel() for tensor in state.values()) < 50, "nor saved"
     fresh = position_mask(5, 2, seed=4, **KINDS[kind])
     fresh.load_state_dict(state)

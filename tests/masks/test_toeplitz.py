@@ -369,3 +369,10 @@ def test_bad_arguments_are_named():
             tm.ExponentialDecay(1, rate=rate)
     with pytest.raises(ValueError, match="belongs to no graph"):
         tm.ToeplitzMask(3).on(tm.path_graph(3))
+
+
+def test_decay_in_half_precision_is_evaluated_in_float32():
+    half = tm.ToeplitzMask((3, 4), num_heads=2, distance="l2", f=tm.ExponentialDecay(2, rate=[0.3, 0.7])).bfloat16()
+    fine = tm.ToeplitzMask((3, 4), num_heads=2, distance="l2", f=tm.ExponentialDecay(2, rate=[0.3, 0.7]))
+    fine.load_state_dict(half.state_dict())
+    assert torch.equal(half.to_dense(), fine.to_dense())

@@ -137,3 +137,17 @@ def test_bad_arguments_are_named():
         for graph in (ragged_graph(), None):
             with pytest.raises(ValueError, match=message):
                 tm.VisitMask(graph, **change)
+
+
+@pytest.mark.parametrize("size", [1e-13, 1e-18, 1e15])
+def test_normalised_rows_have_finite_gradients_whatever_the_size_of_f(size):
+    """Norms cancel a factor of f; their slopes are powers of it that float32 does not hold."""
+    results = []
+    for factor in (1.0, size):
+        start = factor * torch.tensor([1.0, 0.5])
+        mask = tm.VisitMask(tm.path_graph(3), num_walks=2, max_length=1, normalize=True, seed=0, f=start)
+        dense = mask.to_dense()
+        (grad,) = torch.autograd.grad(dense.square().sum(), mask.modulation.weight)
+        results.append((dense, grad * start))
+    for found, expected in zip(*results, strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)

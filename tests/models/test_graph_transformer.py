@@ -398,7 +398,7 @@ def test_half_precision(local, dtype):
 
 # The compiler itself looks at the gradients of tokens between two of its graphs.
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
-@pytest.mark.parametrize("mask", ["walk", "diffusion", "none"])
+@pytest.mark.parametrize("mask", ["walk", *(pytest.param(x, marks=pytest.mark.slow) for x in ("diffusion", "none"))])
 def test_compiles_on_graphs_it_has_not_seen(mask):
     model = make(mask=mask, local="gcn").float().eval()
     compiled = torch.compile(model, backend="eager")

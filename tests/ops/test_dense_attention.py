@@ -31,7 +31,7 @@ def test_equals_the_formula_with_gradients(monkeypatch, weight_heads, own_magnit
     used = leaves if own_magnitudes and normalize else leaves[:4]
     magnitudes = leaves[4] if own_magnitudes else None
     found, expected = (
-        dense_attention(*leaves[:4], magnitudes, normalize=normalize),
+        dense_attention(*leaves[:4], magnitudes, normalize=normalize).out,
         formula(*leaves[:4], magnitudes, normalize),
     )
     torch.testing.assert_close(found, expected)
@@ -48,7 +48,7 @@ def test_opcheck():
 
 def test_frozen_masks_get_no_gradient():
     q, k, v, weights, _ = inputs()
-    out = dense_attention(q, k, v, weights.detach())
+    out = dense_attention(q, k, v, weights.detach()).out
     expected = formula(q, k, v, weights.detach(), None, True)
     for one, other in zip(*(torch.autograd.grad(x.square().sum(), (q, k, v)) for x in (out, expected)), strict=True):
         torch.testing.assert_close(one, other)
@@ -58,7 +58,7 @@ def test_rows_without_weights_give_zero_with_zero_gradient():
     q, k, v, weights, _ = inputs()
     with torch.no_grad():
         weights[:, 1] = 0.0
-    out = dense_attention(q, k, v, weights)
+    out = dense_attention(q, k, v, weights).out
     assert out[:, :, 1].eq(0).all()
     gradients = torch.autograd.grad(out[:, :, 1].sum(), (q, k, v, weights))
     assert all(gradient.eq(0).all() for gradient in gradients)
@@ -67,7 +67,7 @@ def test_rows_without_weights_give_zero_with_zero_gradient():
 def test_inputs_in_any_layout():
     q, k, v, weights, _ = inputs()
     turned = [x.detach().transpose(1, 2).contiguous().transpose(1, 2).requires_grad_() for x in (q, k, v)]
-    found, expected = dense_attention(*turned, weights), dense_attention(q, k, v, weights)
+    found, expected = dense_attention(*turned, weights).out, dense_attention(q, k, v, weights).out
     assert torch.equal(found, expected)
     gradients = [
         torch.autograd.grad(found.square().sum(), turned),
@@ -80,14 +80,14 @@ def test_inputs_in_any_layout():
 def test_no_inputs_and_no_keys():
     _, _, _, weights, _ = inputs()
     empty = torch.empty(0, 2, 4, 3, dtype=torch.float64)
-    assert dense_attention(empty, empty.new_empty(0, 2, 6, 3), empty.new_empty(0, 2, 6, 7), weights).shape == (
+    assert dense_attention(empty, empty.new_empty(0, 2, 6, 3), empty.new_empty(0, 2, 6, 7), weights).out.shape == (
         0,
         2,
         4,
         7,
     )
     q = torch.rand(2, 2, 4, 3, dtype=torch.float64)
-    out = dense_attention(q, q[:, :, :0], q[:, :, :0], weights[..., :0])
+    out = dense_attention(q, q[:, :, :0], q[:, :, :0], weights[..., :0]).out
     assert out.eq(0).all()
 
 
@@ -119,7 +119,7 @@ def test_the_kernel_equals_the_formula_with_gradients(size, weight_heads, own_ma
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        found = dense_attention(*leaves[:4], magnitudes, normalize=normalize)
+        found = dense_attention(*leaves[:4], magnitudes, normalize=normalize).out
         gradients = torch.autograd.grad(found.square().sum(), used)
     finally:
         torch.set_num_threads(before)
@@ -133,13 +133,13 @@ def test_the_kernel_gives_zero_where_there_is_nothing():
     weights = torch.rand(2, 20, 20)
     weights[:, 3] = 0.0
     weights.requires_grad_()
-    out = dense_attention(q, k, v, weights)
+    out = dense_attention(q, k, v, weights).out
     assert out[:, :, 3].eq(0).all()
     assert out.isfinite().all()
     for gradient in torch.autograd.grad(out[:, :, 3].sum(), (q, k, v, weights)):
         assert gradient.eq(0).all()
-    assert dense_attention(q[:0], k[:0], v[:0], weights).shape == (0, 2, 20, 4)
-    assert dense_attention(q, k[:, :, :0], v[:, :, :0], weights[..., :0]).eq(0).all()
+    assert dense_attention(q[:0], k[:0], v[:0], weights).out.shape == (0, 2, 20, 4)
+    assert dense_attention(q, k[:, :, :0], v[:, :, :0], weights[..., :0]).out.eq(0).all()
 
 
 def test_many_or_wide_tokens_and_float64_go_through_products_of_torch():
@@ -160,7 +160,7 @@ def test_the_kernel_gives_the_gradients_that_are_asked_for(wanted, weight_heads)
     weights = torch.rand(2, weight_heads, 20, 20, generator=generator)
     leaves = [x.requires_grad_(number in wanted) for number, x in enumerate((q, k, v, *weights.unbind()))]
     exact = [x.detach().double().requires_grad_(number in wanted) for number, x in enumerate(leaves)]
-    found = torch.autograd.grad(dense_attention(*leaves).square().sum(), [leaves[n] for n in wanted])
+    found = torch.autograd.grad(dense_attention(*leaves).out.square().sum(), [leaves[n] for n in wanted])
     expected = torch.autograd.grad(formula(*exact, True).square().sum(), [exact[n] for n in wanted])
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one.double(), other, rtol=1e-4, atol=1e-5 * other.abs().max().item())

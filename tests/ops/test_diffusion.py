@@ -72,7 +72,7 @@ def arguments(dtype=torch.float64):
     operator = scale_matrix(ragged_graph(), "laplacian")
     times = torch.tensor([0.7, 2.5], dtype=dtype, requires_grad=True)
     x = torch.randn(2, 11, 3, dtype=dtype, requires_grad=True)
-    return operator.pattern, operator.entries.to(dtype), times, x, operator.radius, 0.0, 1e-15
+    return operator.pattern, operator.entries.to(dtype), times, x, operator.bounds, 1e-15
 
 
 def test_op_is_registered_and_differentiable_twice():
@@ -92,7 +92,7 @@ def test_autocast_does_not_lower_the_arithmetic():
 
 
 def test_times_that_cannot_be_obeyed_are_refused():
-    pattern, values, _, x, radius, _, tolerance = arguments()
+    pattern, values, _, x, bounds, tolerance = arguments()
     for times, growth, message in (
         ([1.0, math.nan], 0.0, "nan in head 1"),
         ([math.inf, 1.0], 0.0, "inf in head 0"),
@@ -101,7 +101,7 @@ def test_times_that_cannot_be_obeyed_are_refused():
         ([1.0, 1e8], 0.0, "more than 8192 steps.*normalized_laplacian"),
     ):
         with pytest.raises(ValueError, match=message):
-            diffuse(pattern, values, torch.tensor(times), x, radius, growth, tolerance)
+            diffuse(pattern, values, torch.tensor(times), x, torch.stack([bounds[0], torch.tensor(growth)]), tolerance)
 
 
 @pytest.mark.parametrize(

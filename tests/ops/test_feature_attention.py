@@ -49,7 +49,7 @@ def arguments(
     """Patterns, their values and (q, k, v); ``num_heads`` blocks in the pattern, ``heads`` rows of values."""
     torch.manual_seed(0)
     mask = walk_mask(GRAPHS[name](), num_heads=num_heads, max_length=2)
-    patterns = tuple(side.pattern for side in mask.walks)
+    patterns = tuple(side._pattern for side in mask.walks)
     values = tuple(torch.rand(*heads, side.num_nonzeros, dtype=dtype) + 0.1 for side in mask.walks)
     magnitudes = ()
     if separate:
@@ -76,7 +76,7 @@ def given(attention: Attention) -> dict[str, torch.Tensor]:
 def test_threads_share_keys_without_losing_gradients(threads, heads):
     # 144 tokens with 2 heads make 18 tiles; neighbouring blocks of them see many keys in common.
     mask = walk_mask(tm.grid_graph(12, 12), num_heads=2, max_length=3)
-    patterns = tuple(side.pattern for side in mask.walks)
+    patterns = tuple(side._pattern for side in mask.walks)
     features = FeatureValues(*(torch.rand(*heads, side.num_nonzeros) + 0.1 for side in mask.walks))
     q, k, v, grad = torch.rand(4, 3, 288, 20)
     attention = record(patterns, features, (q, k, v))
@@ -138,7 +138,7 @@ def test_heads_may_share_patterns(name, separate, softmax, dtype, pack):
     def run(values, tokens):
         features = FeatureValues(*values)
         features = PackedWeights(*patterns, features) if pack else features
-        return feature_attention(*patterns, features, *tokens, softmax=softmax)
+        return feature_attention(*patterns, features, *tokens, softmax=softmax).out
 
     found = run(values, tokens)
     by_head = [run([x[head] for x in values], [x[head::3] for x in tokens]) for head in range(3)]
@@ -159,7 +159,7 @@ def test_gradcheck(separate, softmax, heads):
     leaves = [x.requires_grad_() for x in (*features, *tensors) if x is not None]
 
     def run(*leaves):
-        return feature_attention(*patterns, FeatureValues(*leaves[:-3]), *leaves[-3:], softmax=softmax)
+        return feature_attention(*patterns, FeatureValues(*leaves[:-3]), *leaves[-3:], softmax=softmax).out
 
     assert gradcheck(run, leaves, fast_mode=True)
 

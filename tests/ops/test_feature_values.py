@@ -14,7 +14,7 @@ from topomask.ops.feature_values import Walks, feature_values, numba, reference
 @pytest.mark.parametrize("start_nodes", [None, [0], []])
 def test_agrees_with_the_reference(make, num_heads, dtype, start_nodes):
     features = tm.sample_features(make(), 5, 3, num_heads=num_heads, dtype=dtype, start_nodes=start_nodes)
-    walks = Walks(features.head_ptr, features.entry_ptr, features.lengths, features.loads)
+    walks = Walks(features._head_ptr, features.entry_ptr, features.lengths, features.loads)
     f = torch.randn(num_heads, 4, dtype=dtype)
     torch.testing.assert_close(numba.feature_values(f, walks), reference.feature_values(f, walks))
     grad = torch.randn(features.num_nonzeros, dtype=dtype)
@@ -32,7 +32,7 @@ def test_heads_may_share_walks(make, backend, dtype, start_nodes, monkeypatch):
     entries = (walks.entry_ptr, walks.lengths, walks.loads)
     f = torch.randn(3, 4, dtype=dtype, requires_grad=True)
     found = feature_values(f, None, *entries)
-    expected = torch.stack([feature_values(row[None], walks.head_ptr, *entries) for row in f])
+    expected = torch.stack([feature_values(row[None], walks._head_ptr, *entries) for row in f])
     torch.testing.assert_close(found, expected)
     weights = torch.randn_like(found)
     grads = [torch.autograd.grad((x * weights).sum(), f)[0] for x in (found, expected)]

@@ -127,9 +127,9 @@ def test_heads_may_share_a_pattern(name, way, dtype, separate, flags, monkeypatc
         part = slice(head, None, 3)
         values, magnitudes = (None if x is None else x[head] for x in (attention.values, attention.magnitudes))
         q, k, v, is_key = (None if x is None else x[part] for x in attention[3:7])
-        return pair_attention(pattern, values, magnitudes, q, k, v, is_key=is_key, **options)
+        return pair_attention(pattern, values, magnitudes, q, k, v, is_key=is_key, **options).out
 
-    found = pair_attention(pattern, *attention[1:6], is_key=attention.is_key, **options)
+    found = pair_attention(pattern, *attention[1:6], is_key=attention.is_key, **options).out
     expected = torch.stack([run(head) for head in range(3)], dim=1).flatten(0, 1)
     tolerance = {"rtol": 1e-4, "atol": 1e-4} if dtype == torch.float32 else {"rtol": 1e-9, "atol": 1e-9}
     torch.testing.assert_close(found, expected, **tolerance)
@@ -159,7 +159,7 @@ def test_gradcheck(backend, separate, heads, flags, monkeypatch):
         return pair_attention(
             attention.pattern, values, None if magnitudes is None else magnitudes.abs(), q, k, v,
             is_key=attention.is_key, softmax=softmax, absolute=absolute, normalize=normalize,
-        )  # fmt: skip
+        ).out  # fmt: skip
 
     names = ("values", "q", "k", "v", "magnitudes")[: 5 if separate else 4]
     assert gradcheck(run, [getattr(attention, name).requires_grad_() for name in names], fast_mode=True)
@@ -174,7 +174,8 @@ def test_only_what_is_asked_for_gets_a_gradient(way, monkeypatch):
         zip(
             whole,
             torch.autograd.grad(
-                pair_attention(attention.pattern, *(x.requires_grad_() for x in whole.values())).sum(), whole.values()
+                pair_attention(attention.pattern, *(x.requires_grad_() for x in whole.values())).out.sum(),
+                whole.values(),
             ),
             strict=True,
         )
@@ -182,7 +183,7 @@ def test_only_what_is_asked_for_gets_a_gradient(way, monkeypatch):
     for name in whole:
         inputs = {key: x.detach() for key, x in whole.items()}
         inputs[name].requires_grad_()
-        (found,) = torch.autograd.grad(pair_attention(attention.pattern, *inputs.values()).sum(), inputs[name])
+        (found,) = torch.autograd.grad(pair_attention(attention.pattern, *inputs.values()).out.sum(), inputs[name])
         torch.testing.assert_close(found, expected[name])
 
 
@@ -204,7 +205,7 @@ def test_the_backward_pass_finds_the_layout_of_the_forward_pass(monkeypatch):
     monkeypatch.setattr(numba, "make_layout", lambda *args, **kwargs: made.append(1) or original(*args, **kwargs))
     inputs = [x.requires_grad_() for x in leaves(attention).values()]
     for _ in range(2):
-        pair_attention(attention.pattern, *inputs).sum().backward()
+        pair_attention(attention.pattern, *inputs).out.sum().backward()
     assert len(made) == 1
 
 
@@ -237,9 +238,9 @@ def test_threads_do_not_matter():
 def test_half_precision_is_summed_in_float32():
     attention = arguments("grid", torch.float32, width=16, depth=16)
     inputs = leaves(attention).values()
-    expected = pair_attention(attention.pattern, *inputs)
+    expected = pair_attention(attention.pattern, *inputs).out
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        found = pair_attention(attention.pattern, *(x.to(torch.bfloat16) for x in inputs))
+        found = pair_attention(attention.pattern, *(x.to(torch.bfloat16) for x in inputs)).out
     assert found.dtype == torch.float32
     torch.testing.assert_close(found, expected, rtol=0.1, atol=0.1)
 

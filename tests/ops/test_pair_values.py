@@ -26,7 +26,7 @@ CASES = {
 def test_agrees_with_the_reference(name, dtype):
     torch.manual_seed(0)
     mask = CASES[name]()
-    query, key = mask.on()._record.query.pattern, mask.on()._record.key.pattern
+    query, key = mask.on()._record.query._pattern, mask.on()._record.key._pattern
     factors = join_factors(query, key)
     pattern = reference.pair_pattern(factors)
     for a, b in zip(numba.pair_pattern(factors), pattern, strict=True):
@@ -46,7 +46,7 @@ def test_agrees_with_the_reference(name, dtype):
 def test_heads_may_share_a_pattern(name, backend, monkeypatch):
     monkeypatch.setenv("TOPOMASK_BACKEND", backend)
     mask = CASES[name]()
-    query, key = mask.on()._record.query.pattern, mask.on()._record.key.pattern
+    query, key = mask.on()._record.query._pattern, mask.on()._record.key._pattern
     pairs = pair_pattern(query, key)
     values = [torch.randn(3, len(x.columns), dtype=torch.float64, requires_grad=True) for x in (query, key)]
     found = pair_values(pairs, query, key, *values)

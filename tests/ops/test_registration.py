@@ -13,7 +13,7 @@ from topomask.ops import feature_values, pair_values, sparse_product
 def test_opcheck():
     mask = walk_mask(ragged_graph(), num_heads=2)
     query, key = mask.walks
-    pattern = query.pattern
+    pattern = query._pattern
     for heads in ((), (3,)):
         values, key_values = (
             torch.randn(*heads, side.num_nonzeros, dtype=torch.float64, requires_grad=True) for side in (query, key)
@@ -22,17 +22,24 @@ def test_opcheck():
         for transpose in (False, True):
             sparse_product._spmm_op.check(sparse_product._Product(pattern, values, x, transpose))
         sparse_product._sddmm_op.check(sparse_product._Samples(pattern, x, y))
-        pairs, factors = mask.on().entries().pattern, pair_values.join_factors(pattern, key.pattern)
+        pairs, factors = mask.on().entries().pattern, pair_values.join_factors(pattern, key._pattern)
         product = pair_values.Product(pairs.row_ptr, pairs.columns, factors, values, key_values)
         pair_values._pair_values.check(product)
     f = torch.randn(2, 4, dtype=torch.float64, requires_grad=True)
-    for head_ptr in (query.head_ptr, None):
+    for head_ptr in (query._head_ptr, None):
         walks = feature_values.Walks(head_ptr, query.entry_ptr, query.lengths, query.loads)
         feature_values._modulate_op.check(feature_values._Modulation(f, walks))
 
 
 @pytest.mark.parametrize(
-    "name", ["walk_asymmetric", "toeplitz_grid", "diffusion_normalized", "sum_learnt", "all_pairs"]
+    "name",
+    [
+        "walk_asymmetric",
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ("toeplitz_grid", "diffusion_normalized", "sum_learnt", "all_pairs")
+        ),
+    ],
 )
 @pytest.mark.parametrize("attend", [tm.masked_attention, tm.masked_softmax_attention])
 def test_compiled_attention_takes_batches_of_any_size(name, attend):

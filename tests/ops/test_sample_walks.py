@@ -32,10 +32,10 @@ def test_same_bits_as_the_reference(name, coupling, halt_prob):
             settings = WalkSettings(num_walks, max_length, halt_prob, coupling, normalization, 11, 1)
             nodes = torch.arange(graph.num_nodes)
             for start_nodes in (nodes, nodes.flip(0)[:5], nodes[:0]):
-                expected_walks = reference.random_walks(graph.tensors, start_nodes, settings, 2)
-                assert torch.equal(numba.random_walks(graph.tensors, start_nodes, settings, 2), expected_walks)
-                expected = reference.sample_walks(graph.tensors, start_nodes, settings, [2, 0], torch.float64)
-                found = numba.sample_walks(graph.tensors, start_nodes, settings, [2, 0], torch.float64)
+                expected_walks = reference.random_walks(graph._tensors, start_nodes, settings, 2)
+                assert torch.equal(numba.random_walks(graph._tensors, start_nodes, settings, 2), expected_walks)
+                expected = reference.sample_walks(graph._tensors, start_nodes, settings, [2, 0], torch.float64)
+                found = numba.sample_walks(graph._tensors, start_nodes, settings, [2, 0], torch.float64)
                 assert_same(found, expected)
 
 
@@ -58,10 +58,10 @@ def test_chunks_and_threads_do_not_matter(monkeypatch, threads):
             for coupling, halt_prob in COUPLINGS:
                 settings = WalkSettings(4, 3, halt_prob, coupling, "sym", 3, 0)
                 nodes = torch.arange(graph.num_nodes)
-                expected = reference.sample_walks(graph.tensors, nodes, settings, [0], torch.float32)
-                assert_same(numba.sample_walks(graph.tensors, nodes, settings, [0], torch.float32), expected)
-                walks = reference.random_walks(graph.tensors, nodes, settings, 0)
-                assert torch.equal(numba.random_walks(graph.tensors, nodes, settings, 0), walks)
+                expected = reference.sample_walks(graph._tensors, nodes, settings, [0], torch.float32)
+                assert_same(numba.sample_walks(graph._tensors, nodes, settings, [0], torch.float32), expected)
+                walks = reference.random_walks(graph._tensors, nodes, settings, 0)
+                assert torch.equal(numba.random_walks(graph._tensors, nodes, settings, 0), walks)
     finally:
         torch.set_num_threads(before)
 
@@ -74,15 +74,15 @@ def test_nodes_far_apart_and_long_walks():
     nodes = torch.from_numpy(rng.integers(0, num_nodes, 40))
     for length, dtype in ((12, torch.uint8), (300, torch.int16)):
         settings = WalkSettings(3, length, 0.0, "repelling", "sym", 0, 0)
-        expected = reference.sample_walks(graph.tensors, nodes, settings, [0], torch.float32)
+        expected = reference.sample_walks(graph._tensors, nodes, settings, [0], torch.float32)
         assert expected.lengths.dtype == dtype
         assert expected.columns.dtype == torch.int32
-        assert_same(numba.sample_walks(graph.tensors, nodes, settings, [0], torch.float32), expected)
+        assert_same(numba.sample_walks(graph._tensors, nodes, settings, [0], torch.float32), expected)
 
 
 def test_loads_are_rounded_once():
     graph = ragged_graph()
     settings = WalkSettings(7, 5, 0.1, "iid", "sym", 0, 0)
     nodes = torch.arange(graph.num_nodes)
-    fine, coarse = (numba.sample_walks(graph.tensors, nodes, settings, [0], d) for d in (torch.float64, torch.float32))
+    fine, coarse = (numba.sample_walks(graph._tensors, nodes, settings, [0], d) for d in (torch.float64, torch.float32))
     assert torch.equal(fine.loads.to(torch.float32), coarse.loads)

@@ -86,11 +86,24 @@ def test_heads_are_joined_as_patterns_have_them(num_heads, is_shared):
     q = torch.randn(2, heads, ROWS, 4, dtype=torch.float64)
     k = torch.randn(2, heads, COLUMNS, 4, dtype=torch.float64)
     is_key = torch.rand(2, heads, COLUMNS) < 0.5
-    (queries, keys), joined = join_heads((q, k), is_key, num_heads, len(pattern.row_ptr) - 1)
+    (queries, keys), joined = join_heads((q, k), is_key, num_heads, *pattern.shape)
     assert queries.shape[1] == len(pattern.row_ptr) - 1
     assert keys.shape[1] == joined.shape[1] == len(pattern.column_ptr) - 1
     rows = segments.index(pattern.row_ptr)
     found = (queries[:, rows] * keys[:, pattern.columns.long()]).sum(dim=-1)[joined[:, pattern.columns.long()]]
     expected = (q @ k.mT)[((dense != 0) & is_key[:, :, None])]
     torch.testing.assert_close(found.sort().values, expected.sort().values)
-    assert join_heads((q,), None, num_heads, len(pattern.row_ptr) - 1)[1] is None
+    assert join_heads((q, k), None, num_heads, *pattern.shape)[1] is None
+
+
+@pytest.mark.parametrize(("num_queries", "num_keys"), [(0, 5), (5, 0), (0, 0)])
+def test_heads_without_queries_or_keys_are_joined_as_others(num_queries, num_keys):
+    """Kernels read keys by the columns of the pattern: with its own columns for every head, all are in one row."""
+    q, k = torch.randn(2, 3, num_queries, 4), torch.randn(2, 3, num_keys, 4)
+    (queries, keys), _ = join_heads((q, k), None, 3, 3 * num_queries, 3 * num_keys)
+    if num_queries or num_keys:
+        assert queries.shape == (2, 3 * num_queries, 4)
+        assert keys.shape == (2, 3 * num_keys, 4)
+    (queries, keys), _ = join_heads((q, k), None, 3, num_queries, num_keys)
+    assert queries.shape == (6, num_queries, 4)
+    assert keys.shape == (6, num_keys, 4)

@@ -1,7 +1,7 @@
 """Files of graphs, good and bad."""
 
-import builtins
 import pickle
+import sys
 
 import networkx as nx
 import numpy as np
@@ -9,6 +9,7 @@ import pytest
 import scipy.io
 import scipy.sparse as sp
 
+from helpers.hostile_files import MIB, header, little_memory, npy, write_npz
 from topomask.pictures.graph_files import READERS, read_graph
 
 MATRIX = np.array([[0, 2.0, 0], [2.0, 0, -1.0], [0, -1.0, 0]])
@@ -83,7 +84,7 @@ def test_bad_archives_are_named(tmp_path):
     (tmp_path / "text.mtx").write_text("no matrix")
     for name, message in (
         ("other.npz", "array `edges`, but holds"),
-        ("objects.npz", "allow_pickle=False"),
+        ("objects.npz", "edges.npy holds Python objects, which are never unpickled"),
         ("points.npz", r"shape \[2, 2 or 3\]"),
         ("text.npz", "no .npz archive"),
         ("pickle.npz", "no .npz archive"),
@@ -103,15 +104,8 @@ def test_networkx_formats(tmp_path, suffix, write, monkeypatch):
     (tmp_path / f"bad{suffix}").write_text("no graph")
     with pytest.raises(ValueError, match="networkx cannot read it"):
         read_graph(tmp_path / f"bad{suffix}")
-    original = builtins.__import__
-
-    def without(name, *args):
-        if name == "networkx":
-            raise ModuleNotFoundError("No module named 'networkx'", name="networkx")
-        return original(name, *args)
-
-    monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(ValueError, match=r"topomask\[networkx\]"):
+    monkeypatch.setitem(sys.modules, "networkx", None)
+    with pytest.raises(ModuleNotFoundError, match=rf"Reading graph{suffix} needs networkx.*topomask\[networkx\]"):
         read_graph(path)
 
 
@@ -145,3 +139,128 @@ def test_files_that_are_not_there_or_of_another_kind(tmp_path):
     with pytest.raises(ValueError, match=r"latin\.txt"):
         read_graph(tmp_path / "latin.txt")
     assert all(suffix.startswith(".") for suffix in READERS)
+
+
+SCIPY = {"format": np.array(b"csr"), "shape": [3, 3], "data": [1.0], "indices": [0], "indptr": [0, 1, 1, 1]}
+COO = {"format": np.array(b"coo"), "shape": [3, 3], "data": [1.0], "row": [0], "col": [0]}
+HUGE = r"4,000,000,001 nodes, and pictures are drawn up to 20,000"
+ARCHIVES = {
+    "node number": ({"edges": [[0], [4 * 10**9]]}, HUGE),
+    "largest number": ({"edges": [[0], [2**63 - 1]]}, "nodes, and pictures are drawn up to 20,000"),
+    "unsigned": ({"edges": np.array([[0], [2**64 - 1]], np.uint64)}, "does not fit in int64"),
+    "num_nodes": ({"edges": [[0], [1]], "num_nodes": 2**62}, "4,611,686,018,427,387,904 nodes, and pictures"),
+    "two num_nodes": ({"edges": [[0], [1]], "num_nodes": [2, 2]}, "`num_nodes` must be an integer, but is int64"),
+    "num_nodes of text": ({"edges": [[0], [1]], "num_nodes": "2"}, "`num_nodes` must be an integer, but is <U1"),
+    "negative num_nodes": ({"edges": [[0], [1]], "num_nodes": -2}, "`num_nodes` must be a positive integer"),
+    "header": ({"edges": npy(header("(2, 1000000000000)"))}, "edges.npy is damaged: its header says int64"),
+    "points of text": ({"edges": [[0], [1]], "points": [["a", "b"]] * 2}, "`points` must be real numbers"),
+    "weights of text": ({"edges": [[0], [1]], "weights": ["a"]}, "`weights` must be real numbers"),
+    "floats": ({"edges": [[0.0], [1.0]]}, "`edges` must hold integers"),
+    "shape": (COO | {"shape": [10**12, 10**12]}, "1,000,000,000,000 nodes, and pictures"),
+    "negative shape": (COO | {"shape": [-3, -3]}, "negative"),
+    "shape of one": (COO | {"shape": [3]}, "`shape` must be 2 integers"),
+    "row": (COO | {"row": [5]}, "exceeds matrix dimension"),
+    "indices": (SCIPY | {"indices": [99]}, "indices must be < 3"),
+    "negative indices": (SCIPY | {"indices": [-9]}, "indices must be >= 0"),
+    "fractions": (SCIPY | {"indices": [0.5]}, "must hold `indices`, integers"),
+    "indptr": (SCIPY | {"indptr": [0, 10**9, 1, 1]}, "non-decreasing"),
+    "no indptr": ({key: SCIPY[key] for key in ("format", "shape", "data", "indices")}, "must hold `indptr`"),
+    "format": (SCIPY | {"format": np.array(b"random")}, "`format` must be one of csr, csc, bsr, coo, dia, but is 'ran"),
+    "no format": (SCIPY | {"format": 5}, "`format` must be one of"),
+    "no blocks": (SCIPY | {"format": np.array(b"bsr"), "data": np.ones((1, 0, 0))}, "no matrix"),
+    "text": (SCIPY | {"data": ["a"]}, "does not support dtype"),
+    "rectangle": (COO | {"shape": [3, 2]}, "must be square"),
+    "nothing": (SCIPY | {"shape": [0, 0], "data": [], "indices": np.zeros(0, int), "indptr": [0]}, "positive"),
+}
+MARKET = "%%MatrixMarket matrix "
+LAUGHS = "".join(f'<!ENTITY a{k} "{"xxxxxxxxxx" if k == 0 else f"&a{k - 1};" * 20}">' for k in range(9))
+GRAPHML = '<graphml xmlns="http://graphml.graphdrawing.org/xmlns">'
+TEXTS = {
+    "a.txt": ("0 4000000000\n", HUGE),
+    "b.txt": (f"0 {10**30}\n", "nodes, and pictures are drawn up to 20,000"),
+    "c.txt": (f"0 -{10**30}\n", "line 1 must not hold negative node numbers"),
+    "d.txt": (f"0 {'9' * 6000}\n", "line 1 must hold two node numbers"),
+    "e.txt": ("0 1\0\n", "line 1 must hold two node numbers"),
+    "f.txt": ("0 " * 100_000, "two or three columns"),
+    "a.csv": ("\0" * 100, "no edges"),
+    "a.mtx": (f"{MARKET}coordinate real general\n4000000001 4000000001 1\n1 1 1\n", HUGE),
+    "b.mtx": (f"{MARKET}coordinate real general\n3 3 1000000000000\n1 1 1\n", "says 1,000,000,000,000 entries"),
+    "c.mtx": (f"{MARKET}array real general\n20000 20000\n1\n", "says 400,000,000 entries, but it has 55 bytes"),
+    "d.mtx": (f"{MARKET}array real general\n0 0\n", "must be a square matrix of one row at least"),
+    "e.mtx": (f"{MARKET}coordinate real general\n{10**30} 3 1\n", "too large"),
+    "f.mtx": (f"{MARKET}coordinate integer general\n3 3 1\n1 1 {10**30}\n", "too large"),
+    "g.mtx": (f"{MARKET}coordinate real general\n3 3 1\n9 9 1\n", "out of bounds"),
+    "h.mtx": (f"{MARKET}coordinate complex general\n3 3 1\n1 1 1 2\n", "must be real numbers"),
+    "i.mtx": ("\0" * 100, "banner"),
+    "a.gml": ("graph [ " + "a [ " * 100_000, "networkx cannot read it .*recursion"),
+    "b.gml": ('graph [ node [ id 0 label "a" ] edge [ source 0 target 0 weight "x" ] ]', "must be a finite number"),
+    "c.gml": (
+        f"graph [ node [ id 0 label 1 ] edge [ source 0 target 0 weight {10**400} ] ]",
+        "must be a finite number, but is 1000",
+    ),
+    "d.gml": ("\0" * 100, "networkx cannot read it"),
+    "a.graphml": (f"<!DOCTYPE a [{LAUGHS}]><graphml>&a8;</graphml>", "networkx cannot read it"),
+    "b.graphml": ("<a>" * 20_000, "networkx cannot read it"),
+    "c.graphml": (
+        f'<!DOCTYPE a [<!ENTITY b SYSTEM "file:///etc/passwd">]>{GRAPHML}<graph edgedefault="directed"><node id="&b;"/>'
+        "</graph></graphml>",
+        "networkx cannot read it .*external entity",
+    ),
+    "a.obj": (f"v 0 0 0\nf 1 2 {10**30}\n", "nodes, and pictures are drawn up to 20,000"),
+    "b.obj": (f"v 0 0 0\nf 1 1 -{10**30}\n", "line 2 cannot be read"),
+    "c.obj": ("v 1e999 0 0\n", "must be finite"),
+}
+
+
+@pytest.mark.parametrize("case", ARCHIVES)
+def test_archives_that_ask_for_much_or_lie_are_refused(tmp_path, case):
+    arrays, message = ARCHIVES[case]
+    write_npz(tmp_path / "bad.npz", **arrays)
+    with little_memory(), pytest.raises(ValueError, match=rf"bad\.npz: .*{message}") as found:
+        read_graph(tmp_path / "bad.npz")
+    assert "\n" not in str(found.value)
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_text_that_asks_for_much_or_lies_is_refused(tmp_path, name):
+    text, message = TEXTS[name]
+    (tmp_path / name).write_text(text)
+    # Networkx parses deep text before it gives up.
+    with little_memory(64 * MIB), pytest.raises(ValueError, match=rf"{name}: .*{message}") as found:
+        read_graph(tmp_path / name)
+    assert "\n" not in str(found.value)
+    assert len(str(found.value)) < 400
+
+
+@pytest.mark.parametrize("suffix", READERS)
+def test_files_without_end_take_no_memory(tmp_path, suffix):
+    with (tmp_path / f"holes{suffix}").open("wb") as out:
+        out.truncate(1 << 40)
+    with little_memory(), pytest.raises(ValueError, match=rf"holes{suffix}: .*(more than `max_|no \.npz archive)"):
+        read_graph(tmp_path / f"holes{suffix}")
+    (tmp_path / f"folder{suffix}").mkdir()
+    with pytest.raises(ValueError, match=rf"There is no file .*folder{suffix}"):
+        read_graph(tmp_path / f"folder{suffix}")
+
+
+def test_the_limit_of_text_is_raised_by_name(tmp_path, monkeypatch):
+    (tmp_path / "graph.txt").write_text("0 1\n1 2\n")
+    monkeypatch.setenv("TOPOMASK_MAX_TEXT_BYTES", "7")
+    with pytest.raises(ValueError, match=r"takes 8 bytes, more than `max_text_bytes`=7. .*TOPOMASK_MAX_TEXT_BYTES"):
+        read_graph(tmp_path / "graph.txt")
+    monkeypatch.setenv("TOPOMASK_MAX_TEXT_BYTES", "8")
+    assert read_graph(tmp_path / "graph.txt")[0].num_nodes == 3
+
+
+@pytest.mark.parametrize("kind", ["csr", "csc", "coo", "bsr", "dia"])
+@pytest.mark.parametrize("make", [sp.csr_array, sp.csr_matrix])
+def test_every_format_of_scipy_is_read(tmp_path, kind, make):
+    sp.save_npz(tmp_path / "a.npz", make(MATRIX).asformat(kind))
+    np.testing.assert_array_equal(read_graph(tmp_path / "a.npz")[0].to_scipy().toarray(), MATRIX)
+
+
+@pytest.mark.parametrize("kind", ["real symmetric", "real general", "integer symmetric", "integer general"])
+def test_dense_matrices_of_few_letters_are_read(tmp_path, kind):
+    count = 9 if "general" in kind else 6
+    (tmp_path / "a.mtx").write_text(f"{MARKET}array {kind}\n3 3\n" + "1\n" * count)
+    assert read_graph(tmp_path / "a.mtx")[0].num_edges == 6

@@ -108,7 +108,7 @@ def test_the_best_weights_are_measured_on_the_split_that_was_kept(tmp_path):
 
 
 def test_pictures_are_drawn_and_what_comes_next_is_said(tmp_path, capsys):
-    experiment = apply_overrides(digits(), [*SMALL["digits"], "train.steps=1", "model.attention=linear"])
+    experiment = apply_overrides(digits(), [*SMALL["digits"], "--train.steps=1", "--model.attention=linear"])
     result = experiments.train_recipe(experiment, tmp_path)
     out = capsys.readouterr().out
     # Without a mask there is no modulation to draw.
@@ -121,13 +121,13 @@ def test_pictures_are_drawn_and_what_comes_next_is_said(tmp_path, capsys):
 def test_only_the_first_process_draws_and_speaks(tmp_path, monkeypatch, capsys, rank):
     monkeypatch.setattr(experiments, "join_processes", lambda device: type("Processes", (), {"is_first": rank == 0}))
     monkeypatch.setattr(experiments, "plot_run", lambda *_: [])
-    experiment = apply_overrides(digits(), [*SMALL["digits"], "train.steps=1", "model.attention=linear"])
+    experiment = apply_overrides(digits(), [*SMALL["digits"], "--train.steps=1", "--model.attention=linear"])
     experiments.train_recipe(experiment, tmp_path)
     assert bool(capsys.readouterr().out) == (rank == 0)
 
 
 def test_a_missing_matplotlib_is_said_before_the_training(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(ModuleNotFoundError, match=r"need matplotlib.*topomask\[plot\]"):
+    with pytest.raises(ModuleNotFoundError, match=r"needs matplotlib.*topomask\[plot\]"):
         experiments.train_recipe(digits(), tmp_path / "run")
     assert not (tmp_path / "run").exists()

@@ -13,7 +13,18 @@ from topomask.recipes.registry import load_run
 from topomask.support.config import apply_overrides
 from topomask.train import CheckpointError
 
-SMALL = ["model.depth=1", "model.dim=8", "model.num_heads=2", "train.epochs=2", "train.progress=false"]
+SMALL = [
+    "--model.depth",
+    "1",
+    "--model.dim",
+    "8",
+    "--model.num_heads",
+    "2",
+    "--train.epochs",
+    "2",
+    "--train.progress",
+    "False",
+]
 
 
 def small(experiment, root):
@@ -124,14 +135,14 @@ def test_what_shapes_the_input_is_recorded(tmp_path, monkeypatch):
     for whole in (experiment.fitted(), experiment.with_seed(1)):
         assert (whole.data.degree, whole.data.attributes, whole.data.max_degree) == ("none", False, None)
         assert whole.data.version is not None
-    changed = apply_overrides(experiment, ["data.degree=one-hot", "data.max_degree=1"])
+    changed = apply_overrides(experiment, ["--data.degree=one-hot", "--data.max_degree=1"])
     assert changed.fitted().model.in_features == 3
     assert numbers_config(changed.with_seed(0)) != numbers_config(experiment.with_seed(0))
     before = numbers_config(experiment.with_seed(0))
     monkeypatch.setitem(TU_SETS, "RINGS", TUEntry(24, 2, degree="log"))
     assert numbers_config(experiment.with_seed(0)) != before, "a default that changes makes old results count no more"
-    with pytest.raises(ValueError, match=r"`data.version` is filled in by the run"):
-        apply_overrides(experiment, ["data.version=1"])
+    with pytest.raises(ValueError, match=r"Unrecognized options: --data\.version=1"):
+        apply_overrides(experiment, ["--data.version=1"])
     old = replace(experiment, data=replace(experiment.data, version=0))
     with pytest.raises(ValueError, match=r"`data.version` is 0: graphs and inputs of RINGS are made in another way"):
         old.batches("test")
@@ -163,7 +174,7 @@ def test_a_norm_over_graphs_is_not_trained_on_one(tmp_path):
     plain = small(graphs(), tmp_path)
     count = len(plain.data.load("train"))
     plain = replace(plain, data=replace(plain.data, batch_size=count - 1))
-    normed = apply_overrides(plain, ["model.head_norm=batch"])
+    normed = apply_overrides(plain, ["--model.head_norm=batch"])
     assert [len(each.batches("train", training=True)) for each in (plain, normed)] == [2, 1]
     assert len(normed.batches("train")) == 2, "all graphs are evaluated"
     normed.run(tmp_path / "run")

@@ -11,13 +11,24 @@ from topomask.recipes.registry import load_run
 from topomask.support.config import apply_overrides
 from topomask.train.reports import read_metrics
 
-SMALL = ["model.depth=1", "model.dim=8", "model.num_heads=2", "train.epochs=30", "train.progress=false"]
+SMALL = [
+    "--model.depth",
+    "1",
+    "--model.dim",
+    "8",
+    "--model.num_heads",
+    "2",
+    "--train.epochs",
+    "30",
+    "--train.progress",
+    "False",
+]
 
 
 @pytest.mark.parametrize("recipe", [nodes, nodes_baseline])
 def test_nodes_are_trained_on_and_measured_on_the_test_nodes(tmp_path, recipe):
     write_nodes(tmp_path)
-    experiment = replace(apply_overrides(recipe(), [*SMALL, "model.depth=2"]), data=NodeData("rings", root=tmp_path))
+    experiment = replace(apply_overrides(recipe(), [*SMALL, "--model.depth=2"]), data=NodeData("rings", root=tmp_path))
     result = experiment.run(tmp_path / "run")
     found = experiment.measure(result)
     assert {"accuracy", "val_accuracy"} <= found.keys()
@@ -27,7 +38,17 @@ def test_nodes_are_trained_on_and_measured_on_the_test_nodes(tmp_path, recipe):
 
 def test_what_features_tell_is_learnt(tmp_path):
     write_nodes(tmp_path)
-    fields = [*SMALL, "model.mask=none", "model.local=none", "model.dropout=0", "model.input_dropout=0"]
+    fields = [
+        *SMALL,
+        "--model.mask",
+        "none",
+        "--model.local",
+        "none",
+        "--model.dropout",
+        "0",
+        "--model.input_dropout",
+        "0",
+    ]
     experiment = replace(apply_overrides(nodes(), fields), data=NodeData("rings", root=tmp_path))
     assert experiment.measure(experiment.run(tmp_path / "run"))["accuracy"] == 1.0
 
@@ -35,7 +56,7 @@ def test_what_features_tell_is_learnt(tmp_path):
 @pytest.mark.parametrize(("choose_by", "metric", "best"), [("metric", "accuracy", max), ("loss", "loss", min)])
 def test_weights_are_chosen_by_the_metric_or_the_loss(tmp_path, choose_by, metric, best):
     write_nodes(tmp_path)
-    fields = [*SMALL, f"choose_by={choose_by}", "train.optim.lr=0.1"]
+    fields = [*SMALL, f"--choose_by={choose_by}", "--train.optim.lr=0.1"]
     experiment = replace(apply_overrides(nodes(), fields), data=NodeData("rings", root=tmp_path))
     result = experiment.run(tmp_path / "run")
     seen = [line[metric] for line in read_metrics(result.folder / "metrics.jsonl") if line["event"] == "eval"]
@@ -65,7 +86,7 @@ def test_scaling_and_metric_are_settable_and_recorded(tmp_path):
     experiment = replace(apply_overrides(nodes(), SMALL), data=NodeData("rings", root=tmp_path))
     for whole in (experiment.fitted(), experiment.with_seed(1)):
         assert (whole.data.scaling, whole.data.metric) == ("none", "accuracy")
-    changed = apply_overrides(experiment, ["data.metric=roc_auc", "data.scaling=binary", "train.epochs=2"])
+    changed = apply_overrides(experiment, ["--data.metric=roc_auc", "--data.scaling=binary", "--train.epochs=2"])
     assert numbers_config(changed.with_seed(0)) != numbers_config(experiment.with_seed(0))
     assert {"roc_auc", "val_roc_auc"} <= changed.measure(changed.run(tmp_path / "run")).keys()
     cora = nodes().with_seed(0)
@@ -89,7 +110,7 @@ def test_a_split_that_there_is_not_is_named(tmp_path):
 def test_a_run_is_not_tested_on_nodes_that_it_has_trained_on(tmp_path, forget_data):
     write_nodes(tmp_path)
     file = tmp_path / "node" / "rings.npz"
-    experiment = replace(apply_overrides(nodes(), [*SMALL, "train.epochs=2"]), data=NodeData("rings", root=tmp_path))
+    experiment = replace(apply_overrides(nodes(), [*SMALL, "--train.epochs=2"]), data=NodeData("rings", root=tmp_path))
     experiment.run(tmp_path / "run")
     arrays = dict(np.load(file))
     arrays["train_mask"], arrays["test_mask"] = arrays["test_mask"], arrays["train_mask"]
@@ -100,5 +121,5 @@ def test_a_run_is_not_tested_on_nodes_that_it_has_trained_on(tmp_path, forget_da
 
 
 def test_a_folder_may_be_called_default():
-    assert apply_overrides(nodes(), ["data.root=default"]).data.root == Path("default")
-    assert apply_overrides(nodes(), ["data.root=none"]).data.root is None
+    assert apply_overrides(nodes(), ["--data.root=default"]).data.root == Path("default")
+    assert apply_overrides(nodes(), ["--data.root=None"]).data.root is None

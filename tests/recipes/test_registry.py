@@ -60,19 +60,19 @@ def test_recipes_on_files_find_their_data(tmp_path):
     for split in ("train", "val"):
         (tmp_path / "films" / split / "run").mkdir(parents=True)
         write_video(tmp_path / "films" / split / "run" / "0.mp4")
-    root = f"data.root={tmp_path}"
-    clothes = apply_overrides(recipe("fashion-mnist"), [root, "data.limit=20"]).fitted()
+    root = f"--data.root={tmp_path}"
+    clothes = apply_overrides(recipe("fashion-mnist"), [root, "--data.limit=20"]).fitted()
     assert (clothes.model.image_size, clothes.model.num_classes) == (28, 10)
     assert len(clothes.batches("train").dataset) == 20
     assert len(clothes.batches(clothes.held_out).dataset) == 10
-    pets = apply_overrides(recipe("image-folder"), [root, "data.path=pets", "data.size=16"]).fitted()
+    pets = apply_overrides(recipe("image-folder"), [root, "--data.path=pets", "--data.size=16"]).fitted()
     assert (pets.model.image_size, pets.facts.classes, pets.held_out) == (16, ("blue", "red"), "val")
-    films = apply_overrides(recipe("video-folder"), [root, "data.path=films", "data.num_frames=4"]).fitted()
+    films = apply_overrides(recipe("video-folder"), [root, "--data.path=films", "--data.num_frames=4"]).fitted()
     assert (films.model.num_frames, films.model.image_size, films.facts.classes) == (4, 64, ("run",))
 
 
 def test_a_run_is_loaded_with_its_best_weights(tmp_path):
-    experiment = apply_overrides(recipe("digits"), [*SMALL["digits"], "train.steps=4", "data.val_fraction=0.2"])
+    experiment = apply_overrides(recipe("digits"), [*SMALL["digits"], "--train.steps=4", "--data.val_fraction=0.2"])
     result = experiment.run(tmp_path)
     found = load_run(tmp_path)
     assert found.experiment == experiment.fitted()
@@ -82,7 +82,7 @@ def test_a_run_is_loaded_with_its_best_weights(tmp_path):
 
 
 def test_a_run_that_saw_the_test_set_is_loaded_with_its_last_weights(tmp_path):
-    experiment = apply_overrides(recipe("digits"), [*SMALL["digits"], "train.steps=4"])
+    experiment = apply_overrides(recipe("digits"), [*SMALL["digits"], "--train.steps=4"])
     result = experiment.run(tmp_path)
     assert result.best["step"] < 4, "otherwise this shows nothing"
     found = load_run(tmp_path)
@@ -91,7 +91,7 @@ def test_a_run_that_saw_the_test_set_is_loaded_with_its_last_weights(tmp_path):
 
 
 def test_data_may_have_moved(tmp_path):
-    experiment = apply_overrides(recipe("digits"), [*SMALL["digits"], "train.steps=1"])
+    experiment = apply_overrides(recipe("digits"), [*SMALL["digits"], "--train.steps=1"])
     experiment.run(tmp_path / "run")
     moved = load_run(tmp_path / "run").on_data(tmp_path)
     assert moved.experiment.data.root == tmp_path

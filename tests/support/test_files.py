@@ -1,9 +1,10 @@
+import errno
 import os
 import time
 
 import pytest
 
-from topomask.support.files import remove_leftovers, temporary_beside, write_atomically
+from topomask.support.files import parse_json, remove_leftovers, temporary_beside, write_atomically
 
 
 def test_two_writers_of_one_process_have_names_of_their_own(tmp_path):
@@ -23,6 +24,23 @@ def test_a_failed_write_leaves_what_was_there(tmp_path):
     with pytest.raises(OSError, match="full"):
         write_atomically(tmp_path / "file", fail)
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("file", "old")]
+
+
+def test_a_full_disk_is_said_in_words(tmp_path):
+    def fail(path):
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    with pytest.raises(OSError, match=r"file could not be written: No space left on device\. What was there before is"):
+        write_atomically(tmp_path / "file", fail)
+
+
+def test_json_is_not_deeper_than_functions_can_follow():
+    assert parse_json("[" * 32 + "]" * 32) is not None
+    assert parse_json(b'{"a": [1, {"b": null}]}') == {"a": [1, {"b": None}]}
+    for depth in (33, 500, 990, 100_000):
+        for text in ("[" * depth + "]" * depth, '{"a":' * depth + "1" + "}" * depth):
+            with pytest.raises(ValueError, match="it is nested more than 32 deep"):
+                parse_json(text)
 
 
 def make_old(path):

@@ -1,8 +1,10 @@
+import errno
 import json
 import os
 import random
 
 import pytest
+import safetensors
 import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
@@ -118,11 +120,69 @@ def test_a_write_that_fails_leaves_the_old_checkpoint(saved, monkeypatch):
         path.write_bytes(b"half")
         raise OSError("No space left on device")
 
-    monkeypatch.setattr(checkpoint_module, "save_file", half_a_file)
+    monkeypatch.setattr("safetensors.torch.save_file", half_a_file)
     with pytest.raises(OSError, match="No space left"):
         save_checkpoint(saved, training.Tiny())
     assert saved.read_bytes() == before
     assert [path.name for path in saved.parent.iterdir()] == [saved.name]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        safetensors.SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)"),
+        OSError(errno.ENOSPC, "No space left on device"),
+        OSError(errno.EDQUOT, "No space left on device"),
+    ],
+)
+def test_a_full_disk_leaves_the_old_checkpoint_and_says_so(error, saved, monkeypatch):
+    before = saved.read_bytes()
+
+    def half_a_file(tensors, path, metadata):
+        path.write_bytes(b"half")
+        raise error
+
+    monkeypatch.setattr("safetensors.torch.save_file", half_a_file)
+    with pytest.raises(OSError) as found:
+        save_checkpoint(saved, training.Tiny())
+    assert str(found.value) == (
+        f"{saved} could not be written: No space left on device. What was there before is whole. Free some space, or "
+        "choose another place."
+    )
+    assert saved.read_bytes() == before
+    assert [path.name for path in saved.parent.iterdir()] == [saved.name]
+
+
+def test_another_failure_of_safetensors_is_one_of_the_file(saved, monkeypatch):
+    def fail(tensors, path, metadata):
+        raise safetensors.SafetensorError("it broke")
+
+    monkeypatch.setattr("safetensors.torch.save_file", fail)
+    with pytest.raises(OSError, match=r"it broke.*model\.safetensors"):
+        save_checkpoint(saved, training.Tiny())
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("first.weight.step", None),
+        ("first.weight.exp_avg", None),
+        ("first.weight.exp_avg", torch.ones(2)),
+        ("first.weight.step", torch.ones((), dtype=torch.int64)),
+        ("first.weight.more", torch.ones(3, 3)),
+    ],
+)
+def test_moments_that_do_not_fit_are_named(name, change, tmp_path):
+    model = Tied()
+    optimizer = stepped(model)
+    save_checkpoint(tmp_path / "x.safetensors", model, optimizer)
+    found = read_checkpoint(tmp_path / "x.safetensors")
+    if change is None:
+        del found.moments[name]
+    else:
+        found.moments[name] = change
+    with pytest.raises(CheckpointError, match=r"optimiser state of `first\.weight` must be step, exp_avg and exp_a"):
+        restore_checkpoint(found, model, optimizer)
 
 
 def test_a_checkpoint_gets_its_name_once_it_is_whole_and_on_disk(saved, monkeypatch):

@@ -1,3 +1,4 @@
+import json
 import os
 import subprocess
 import sys
@@ -78,6 +79,29 @@ def test_a_resumed_run_gives_the_same_numbers(shared):
         assert all(torch.equal(value, others[name]) for name, value in values.items())
     lines = [[line | {"time": None} for line in read_metrics(path / "metrics.jsonl")] for path in (whole, resumed)]
     assert lines[0] == lines[1]
+
+
+@pytest.mark.parametrize("how", ["early", "late", "copied", "compiled", "copied once wrapped", "wrapped twice"])
+def test_unseeded_masks_have_the_seeds_of_the_first_process_once_wrapped(shared, how):
+    """By users themselves, whose processes draw from generators of their own."""
+    first, second = (json.loads((shared / f"unseeded {rank}").read_text())[how] for rank in (0, 1))
+    *own, given = zip(first["before"], second["before"], strict=True)
+    assert all(ours != theirs for ours, theirs in own)
+    assert first["after"] == first["before"]
+    # Walks that are given are the same in both, and do not depend on the seed.
+    assert second["after"] == [*first["after"][:-1], given[1]]
+    assert first["out"] == second["out"]
+    assert first["mask"] == second["mask"]
+    assert not first["names"], "a checkpoint is what it was"
+
+
+def test_a_signal_to_one_process_stops_all_at_the_same_step(shared):
+    assert [(shared / f"stopped {rank}").read_text() for rank in (0, 1)] == ["143", "143"]
+    ours, theirs = last(shared / "whole"), last(shared / "signalled")
+    assert ours.info["random"] == theirs.info["random"]
+    assert all(torch.equal(value, theirs.weights[name]) for name, value in ours.weights.items())
+    lines = [read_metrics(shared / name / "metrics.jsonl") for name in ("whole", "signalled")]
+    assert [line | {"time": None} for line in lines[0]] == [line | {"time": None} for line in lines[1]]
 
 
 def test_what_cannot_go_on_stops_in_all_processes(shared):

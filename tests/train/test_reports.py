@@ -1,4 +1,6 @@
+import errno
 import io
+import json
 import sys
 from dataclasses import replace
 
@@ -60,6 +62,67 @@ def test_numbers_that_json_does_not_have_become_null(tmp_path):
     journal.close()
     (line,) = read_metrics(tmp_path / "metrics.jsonl")
     assert (line["loss"], line["accuracy"], line["time"]) == (None, 0.5, {"seconds": None})
+
+
+GOOD = {"event": "train", "step": 1, "epoch": 0.5, "loss": 0.25, "time": {"seconds": 1.0}}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        *("", "{}", "[]", "null", "NaN", "[" * 900 + "]" * 900, "[" * 100_000 + "]" * 100_000, '{"event": "tra'),
+        *(json.dumps({name: value for name, value in GOOD.items() if name != gone}) for gone in GOOD if gone < "l"),
+        json.dumps(GOOD | {"event": []}),
+        json.dumps(GOOD | {"step": "1"}),
+        json.dumps(GOOD | {"step": True}),
+        json.dumps(GOOD | {"step": 1.0}),
+        json.dumps(GOOD | {"step": -1}),
+        json.dumps(GOOD | {"epoch": None}),
+        json.dumps(GOOD | {"epoch": [1]}),
+        json.dumps(GOOD | {"loss": "x"}),
+        json.dumps(GOOD | {"loss": {"x": 1}}),
+        json.dumps(GOOD | {"loss": float("inf")}),
+        json.dumps(GOOD | {"loss": 10**400}),
+        json.dumps(GOOD | {"time": []}),
+        json.dumps(GOOD | {"time": {"seconds": "x"}}),
+    ],
+    ids=lambda line: line[:60],
+)
+def test_a_damaged_line_is_left_out_and_the_others_stay(line, tmp_path):
+    path, last = tmp_path / "metrics.jsonl", GOOD | {"step": 2}
+    path.write_text(f"{json.dumps(GOOD)}\n{line}\n{json.dumps(last)}\n")
+    assert read_metrics(path) == [GOOD, last]
+    journal = Journal(path, step=2)
+    assert (journal.kept, journal.damaged, journal.beyond) == ([GOOD, last], 1, 0)
+    journal.write("eval", 3, 1.5, {"loss": 0.5}, {})
+    journal.close()
+    assert [line["step"] for line in read_metrics(path)] == [1, 2, 3]
+    assert len(path.read_text().splitlines()) == 3
+
+
+def test_a_line_is_written_in_parts_where_the_disk_takes_no_more(tmp_path):
+    class Nearly(io.BytesIO):
+        """Takes 7 bytes at a time, until the disk is full."""
+
+        left = 30
+
+        def write(self, text):
+            if not self.left:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            taken = min(7, self.left, len(text))
+            self.left -= taken
+            return super().write(text[:taken])
+
+    journal = Journal(tmp_path / "metrics.jsonl")
+    journal._file.close()
+    journal._file = file = Nearly()
+    with pytest.raises(OSError, match=r"metrics\.jsonl could not be written: No space left on device\. What was there"):
+        journal.write("eval", 1, 0.5, {"loss": 1.0}, {})
+    assert file.getvalue() == b'{"event": "eval", "step": 1, "'
+    journal._file = file = Nearly()
+    file.left = 1000
+    journal.write("eval", 1, 0.5, {"loss": 1.0}, {})
+    assert json.loads(file.getvalue())["loss"] == 1.0
 
 
 def test_plots_are_pictures(tmp_path):

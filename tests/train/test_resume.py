@@ -1,9 +1,10 @@
+import errno
 import json
 import os
 import shutil
 import subprocess
 import sys
-import types
+import threading
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -21,11 +22,10 @@ from topomask.train import (
     build_optimizer,
     read_checkpoint,
     read_metrics,
-    run_folder,
     save_checkpoint,
 )
 from topomask.train.checkpoint import restore_checkpoint
-from topomask.train.run_folder import versions
+from topomask.train.run_folder import RunFolder, versions
 
 
 @pytest.fixture(scope="module")
@@ -46,6 +46,19 @@ def test_a_run_that_was_killed_again_and_again_gives_the_same_numbers(tmp_path):
     assert min(at_lines, at_moments) >= 2
     training.assert_same_run(tmp_path / "whole", tmp_path / "at lines")
     training.assert_same_run(tmp_path / "whole", tmp_path / "at moments")
+
+
+@pytest.mark.slow
+def test_nothing_is_lost_by_signals_at_any_moment(tmp_path):
+    folders = [Path(tm.__file__).parents[1], *Path(training.__file__).parents[1:3]]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, folders)), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "helpers.kill_storm", str(tmp_path), "0", "16"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    counts = json.loads(done.stdout)
+    assert counts["kills"] == 16
+    assert counts["gone on to the same numbers"] > 0
+    assert (counts["lost"], counts["other numbers"], counts["temporary files left"]) == (0, 0, 0)
 
 
 # Before the first checkpoint, just after one, inside an epoch, at its end, and in the last step.
@@ -95,6 +108,43 @@ def test_lines_that_are_not_whole_are_cut(whole, tmp_path):
         file.write('{"event": "train", "st')
     training.run(tmp_path, resume=True)
     training.assert_same_run(whole, tmp_path)
+
+
+def test_lines_that_are_cut_are_said(tmp_path, capsys):
+    with pytest.raises(training.StoppedError):
+        training.run(tmp_path, task=training.StopsAt(18))
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"event": "train", "st')
+    training.run(tmp_path, replace(training.CONFIG, progress=True), resume=True)
+    said = capsys.readouterr().out.splitlines()[0]
+    # Step 18 has a line of training, and the last checkpoint is of step 16.
+    assert said == (
+        "Going on from step 16. Lines cut from metrics.jsonl: 1 beyond that step, which are written again; 1 that are "
+        "not whole."
+    )
+
+
+@pytest.mark.parametrize(
+    ("kept", "missing"),
+    [
+        (0, r"8 lines from before step 17 are missing: train at step 3, .*train at step 15 and 3 more\."),
+        (6, r"2 lines from before step 17 are missing: train at step 15, eval at step 15\."),
+    ],
+)
+def test_metrics_that_were_cut_short_are_noticed(kept, missing, whole, tmp_path):
+    with pytest.raises(training.StoppedError):
+        training.run(tmp_path, task=training.StopsAt(17))
+    path = tmp_path / "metrics.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    assert len(lines) == 8
+    # In the middle of a line.
+    path.write_text("".join(lines[:kept]) + lines[kept][:20])
+    with pytest.warns(UserWarning, match=missing):
+        training.run(tmp_path, resume=True)
+    found = read_metrics(whole / "metrics.jsonl")
+    assert [line | {"time": None} for line in read_metrics(path)] == [
+        line | {"time": None} for line in found[:kept] + found[8:]
+    ]
 
 
 def test_a_damaged_checkpoint_is_an_error_unless_told_otherwise(whole, tmp_path):
@@ -212,7 +262,6 @@ def held(tmp_path):
         other.kill()
 
 
-@pytest.mark.skipif(run_folder.fcntl is None, reason="there are no locks here")
 @pytest.mark.parametrize("resume", [False, True])
 def test_a_folder_is_for_one_process_at_a_time(held, resume):
     folder, other = held
@@ -231,7 +280,6 @@ def test_a_folder_is_for_one_process_at_a_time(held, resume):
     assert not any(path.exists() for path in unfinished)
 
 
-@pytest.mark.skipif(run_folder.fcntl is None, reason="there are no locks here")
 def test_a_run_does_not_start_in_the_folder_of_one_that_goes_on(tmp_path):
     class Intrudes(Classification):
         def loss(self, model, batch):
@@ -242,14 +290,33 @@ def test_a_run_does_not_start_in_the_folder_of_one_that_goes_on(tmp_path):
     training.run(tmp_path, replace(training.CONFIG, epochs=None, steps=1), task=Intrudes())
 
 
-@pytest.mark.parametrize("missing", ["fcntl", "locks"])
-def test_without_locks_runs_go_on(missing, tmp_path, monkeypatch):
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK])
+def test_without_locks_runs_go_on(number, tmp_path, monkeypatch):
     def refuse(*_):
-        raise OSError("no locks on this file system")
+        raise OSError(number, "no locks on this file system")
 
-    fcntl = None if missing == "fcntl" else types.SimpleNamespace(flock=refuse, LOCK_EX=1, LOCK_NB=2, LOCK_UN=4)
-    monkeypatch.setattr(run_folder, "fcntl", fcntl)
+    monkeypatch.setattr("fcntl.flock", refuse)
     training.run(tmp_path, replace(training.CONFIG, epochs=None, steps=1))
+
+
+def test_a_lock_that_cannot_be_opened_is_not_passed_over(tmp_path):
+    (tmp_path / "lock").mkdir()
+    with pytest.raises(IsADirectoryError, match="lock"):
+        training.run(tmp_path)
+
+
+def test_a_folder_is_free_once_it_is_closed_however_often_it_was_opened(tmp_path):
+    first, second = RunFolder(tmp_path, {}), RunFolder(tmp_path, {})
+    for _ in range(2):
+        first.open(resume=True, fallback=False)
+    with pytest.raises(FolderInUse):
+        second.open(resume=True, fallback=False)
+    # In another thread, as a server might.
+    thread = threading.Thread(target=first.close)
+    thread.start()
+    thread.join()
+    second.open(resume=True, fallback=False)
+    second.close()
 
 
 # The best of the small run of `training` is early, so that it stops before its 28 steps.

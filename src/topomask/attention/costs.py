@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Mapping
 from pathlib import Path
 
-from topomask.support.files import write_atomically
+from topomask.support.files import cache_folder, write_atomically
 
 # What topomask/attention/plan.py counts, in nanoseconds each.
 DEFAULTS: dict[str, float] = {
@@ -49,8 +49,7 @@ def path() -> Path:
     """Where the constants of this machine are kept."""
     if "TOPOMASK_COSTS" in os.environ:
         return Path(os.environ["TOPOMASK_COSTS"])
-    folder = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return Path(folder) / "topomask" / "costs.json"
+    return cache_folder() / "costs.json"
 
 
 def load() -> Mapping[str, float]:

@@ -10,17 +10,26 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from functools import lru_cache
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from topomask.ops.derived import plainly
+from topomask.ops.registration import fake_mode
+
+# Widths whose projections are kept: a model has one or two.
+_MAX_PROJECTIONS = 8
+
 
 class ExponentialMap(nn.Module, ABC):
     """A feature map exp(e(x)), given by its exponents.
 
-    Attention takes the largest exponent of the keys of a graph out of all of them. A key whose exponents lie more than
-    87 below it counts 0 in float32.
+    Attention takes the largest exponent of the keys of a graph out of all of them. Queries that only see keys whose
+    exponents lie further below it than float32 can hold are computed in float64, up to 690 below. Inside
+    ``torch.compile`` and on devices other than the CPU, where numbers are not looked at, keys count 0 from about 69
+    below on.
     """
 
     nonnegative = True
@@ -97,19 +106,23 @@ def identity(x: Tensor) -> Tensor:
     return x
 
 
-_NONNEGATIVE = (relu, elu)
+# Below, exp(x) loses digits in float32.
+_LOWEST_ELU = -80.0
+# Values that are never negative, and those that are never 0 but for underflow.
+_NONNEGATIVE, _POSITIVE = (relu, elu), (elu,)
 
 
-_projections: dict[int, Tensor] = {}
+@lru_cache(_MAX_PROJECTIONS)
+def _draw_projection(dim: int) -> Tensor:
+    with plainly(), torch.device("cpu"):
+        return SoftmaxFeatures(dim).projection
 
 
 @torch.compiler.assume_constant_result
 def _default_projection(dim: int) -> Tensor:
-    """The projections behind the name "softmax", the same for every call."""
-    if dim not in _projections:
-        with torch.inference_mode(False), torch.device("cpu"):
-            _projections[dim] = SoftmaxFeatures(dim).projection
-    return _projections[dim]
+    """The projections behind the name "softmax", the same for every call; those of the last widths are kept."""
+    projection, mode = _draw_projection(dim), fake_mode()
+    return projection if mode is None else mode.from_tensor(projection)
 
 
 class _DefaultSoftmax(ExponentialMap):
@@ -145,6 +158,16 @@ def is_named(feature_map: Callable[[Tensor], Tensor]) -> bool:
 def is_nonnegative(feature_map: Callable[[Tensor], Tensor]) -> bool:
     """Whether all values are known to be at least 0."""
     return feature_map in _NONNEGATIVE or bool(getattr(feature_map, "nonnegative", False))
+
+
+def underflows(feature_map: Callable[[Tensor], Tensor], x: Tensor) -> bool:
+    """Whether features of some numbers are too small for float32; those of exponential maps are scaled before."""
+    return feature_map is elu and bool(x.numel()) and bool(x.detach().amin() < _LOWEST_ELU)
+
+
+def is_positive(feature_map: Callable[[Tensor], Tensor]) -> bool:
+    """Whether all values are known to be above 0, so that 0 stands for a number that is too small."""
+    return feature_map in _POSITIVE or isinstance(feature_map, ExponentialMap)
 
 
 def _orthogonal_gaussian(num_rows: int, dim: int, generator: torch.Generator) -> Tensor:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from topomask.attention import feature_maps
+from topomask.ops.registration import has_values, is_transformed
 from topomask.ops.row_extremes import any_extreme
 
 FeatureMap = str | Callable[[Tensor], Tensor]
@@ -20,6 +21,10 @@ _NOTHING = nullcontext()
 
 # Features between its inverse and this can be multiplied and added up in float32 without a scale.
 _NEAR_ONE = 2.0**24
+# Normalisers between these are far from what float32 cannot hold.
+SAFE_LOW, SAFE_HIGH = 2.0**-40, 2.0**80
+# Features whose products may be too small for float32.
+_SMALL = 2.0**-40
 
 
 class Tokens(NamedTuple):
@@ -30,11 +35,17 @@ class Tokens(NamedTuple):
     v: Tensor
     is_key: Tensor | None  # [B, 1, N_k, 1], False where padded
 
+    def double(self) -> Tokens:
+        """The same in float64."""
+        return self._replace(q=self.q.double(), k=self.k.double(), v=self.v.double())
 
-def prepare(q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Tensor | None) -> Tokens:
+
+def prepare(
+    q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Tensor | None, at_least: torch.dtype = torch.float32
+) -> Tokens:
     """Check inputs and bring them to the shape and precision that attention is computed in."""
     _check_shapes(q, k, v)
-    dtype = torch.promote_types(q.dtype, torch.float32)
+    dtype = torch.promote_types(q.dtype, at_least)
     groups = q.shape[-3] // k.shape[-3]
     batch = math.prod(q.shape[:-3])
     q, k, v = _in_order(q, dtype, batch), _in_order(k, dtype, batch), _in_order(v, dtype, batch)
@@ -56,7 +67,7 @@ def _in_order(x: Tensor, dtype: torch.dtype, batch: int) -> Tensor:
 
 def without_autocast(x: Tensor) -> Any:
     """A context in which nothing is computed in half precision: sums of many terms need at least float32."""
-    if not torch.compiler.is_compiling() and not torch.is_autocast_enabled(x.device.type):
+    if not torch.compiler.is_compiling() and (x.is_meta or not torch.is_autocast_enabled(x.device.type)):
         return _NOTHING
     return torch.autocast(x.device.type, enabled=False)
 
@@ -94,15 +105,30 @@ def _check_shapes(q: Tensor, k: Tensor, v: Tensor) -> None:
         )
 
 
+def widened(phi: Callable[[Tensor], Tensor], inputs: Tokens) -> Tokens:
+    """The inputs, in float64 where float32 would lose their features."""
+    if inputs.q.dtype != torch.float32 or not can_look(inputs.q):
+        return inputs
+    lost = feature_maps.underflows(phi, inputs.q) or feature_maps.underflows(phi, inputs.k)
+    return inputs.double() if lost else inputs
+
+
+class KeyGroups(NamedTuple):
+    """Which graph of a batch every key belongs to, [N_k], None for one graph; and how many graphs there are."""
+
+    graphs: Tensor | None = None
+    num_graphs: int = 1
+
+
 def features(
-    phi: Callable[[Tensor], Tensor], inputs: Tokens, groups: Tensor | None, dtype: torch.dtype, shift: bool
+    phi: Callable[[Tensor], Tensor], inputs: Tokens, groups: KeyGroups, dtype: torch.dtype, shift: bool
 ) -> tuple[Tensor, Tensor]:
     """Features of queries and keys, [B, H, N, M].
 
     Args:
         phi: The feature map.
         inputs: Queries and keys.
-        groups: Which graph of a batch every key belongs to, [N_k]; None for one graph.
+        groups: The graphs of keys.
         dtype: The precision that a user's own feature map is given.
         shift: Whether there will be a quotient: exponents are then shifted, per query, or per graph and head for keys,
             so that nothing overflows. The factor cancels.
@@ -112,22 +138,20 @@ def features(
         if inputs.is_key is not None:
             exponents_k = exponents_k.masked_fill(~inputs.is_key, -torch.inf)
         if shift:
-            exponents_q = exponents_q - finite(exponents_q.detach().amax(dim=-1, keepdim=True))
+            exponents_q = exponents_q - finite(_amax(exponents_q.detach()))
             exponents_k = exponents_k - finite(_amax_per_graph(exponents_k.detach(), groups))
         return exponents_q.exp(), exponents_k.exp()
     phi_q, phi_k = _apply(phi, inputs.q, dtype), _apply(phi, inputs.k, dtype)
     return phi_q, phi_k if inputs.is_key is None else phi_k.masked_fill(~inputs.is_key, 0.0)
 
 
-def rescaled(phi_q: Tensor, phi_k: Tensor, groups: Tensor | None) -> tuple[Tensor, Tensor]:
+def rescaled(phi_q: Tensor, phi_k: Tensor, groups: KeyGroups) -> tuple[Tensor, Tensor]:
     """The features, scaled so that no product of two can overflow or vanish.
 
     A factor per query, or per graph and head for keys, cancels in the quotient of attention.
     """
-    # Looking first saves work on the CPU; elsewhere it would wait for the device.
-    blind = torch.compiler.is_compiling() or phi_q.device.type != "cpu"
-    if blind or any_extreme(phi_q, _NEAR_ONE) or any_extreme(phi_k, _NEAR_ONE):
-        phi_q = phi_q * _inverse_power_of_two(phi_q.detach().abs().amax(dim=-1, keepdim=True))
+    if not can_look(phi_q) or any_extreme(phi_q, _NEAR_ONE) or any_extreme(phi_k, _NEAR_ONE):
+        phi_q = phi_q * _inverse_power_of_two(_amax(phi_q.detach().abs()))
         phi_k = phi_k * _inverse_power_of_two(_amax_per_graph(phi_k.detach().abs(), groups))
     return phi_q, phi_k
 
@@ -142,17 +166,62 @@ def _apply(phi: Callable[[Tensor], Tensor], x: Tensor, dtype: torch.dtype) -> Te
     return out.to(x.dtype)
 
 
-def _amax_per_graph(x: Tensor, groups: Tensor | None) -> Tensor:
+def _amax(x: Tensor) -> Tensor:
+    """The largest number of every row, [..., 1]; 0 where there is none."""
+    return x.amax(dim=-1, keepdim=True) if x.shape[-1] else x.new_zeros(*x.shape[:-1], 1)
+
+
+def _amax_per_graph(x: Tensor, groups: KeyGroups) -> Tensor:
     """The largest number per graph and head, [B, H, N, 1] (or [B, H, 1, 1] for one graph)."""
+    largest = _amax(x)
     if not x.shape[-2]:
-        return x.new_zeros(*x.shape[:-1], 1)
-    largest = x.amax(dim=-1, keepdim=True)
-    if groups is None:
+        return largest
+    if groups.graphs is None:
         return largest.amax(dim=-2, keepdim=True)
-    places = groups.to(x.device)[:, None].expand_as(largest)
-    # The number of graphs, without asking the tensor: there are at most as many as nodes.
-    per_graph = torch.full_like(largest, -torch.inf).scatter_reduce(-2, places, largest, "amax")
-    return per_graph.gather(-2, places)
+    places = groups.graphs.to(x.device)[:, None].expand_as(largest)
+    lowest = largest.new_full((*largest.shape[:-2], groups.num_graphs, 1), -torch.inf)
+    return lowest.scatter_reduce(-2, places, largest, "amax").gather(-2, places)
+
+
+def can_look(x: Tensor) -> bool:
+    """Whether numbers can be looked at: not inside the compiler or a transform, and not where it waits for a device."""
+    return x.device.type == "cpu" and has_values(x) and not is_transformed()
+
+
+def is_lost(total: Tensor, vanishes: Callable[[], bool], safe_low: float = SAFE_LOW) -> bool:
+    """Whether float32 has lost what a normaliser was added up from, so that attention needs float64.
+
+    Where numbers cannot be looked at, queries whose normaliser float32 cannot hold attend to nothing.
+
+    Args:
+        total: The normaliser of every query.
+        vanishes: Whether a normaliser of 0 may be the sum of numbers too small for float32.
+        safe_low: Normalisers from this size on are right.
+    """
+    if total.dtype != torch.float32 or not total.numel() or not can_look(total):
+        return False
+    sizes = total.abs()
+    low, high = (bound.item() for bound in sizes.aminmax())
+    if low >= safe_low and high <= SAFE_HIGH:
+        return False
+    if low > 0 or not high <= SAFE_HIGH:
+        return True
+    return bool(((sizes > 0) & (sizes < safe_low)).any()) or vanishes()
+
+
+def any_small(features: Tensor, unscaled: Tensor, is_token: Tensor | None, positive: bool) -> bool:
+    """Whether products of such features may be too small for float32.
+
+    Args:
+        features: [B, H, N, M].
+        unscaled: The same before they were scaled, where some that are 0 now were not.
+        is_token: Which tokens count, [B, 1, N, 1]. Default: all.
+        positive: Whether features that were 0 before are positive numbers that float32 does not hold.
+    """
+    small = features.detach().abs() < _SMALL
+    if not positive:
+        small &= unscaled.detach() != 0
+    return bool((small if is_token is None else small & is_token).any())
 
 
 def finite(shift: Tensor) -> Tensor:

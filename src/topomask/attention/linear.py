@@ -2,25 +2,39 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple, get_args
 
 import torch
 from torch import Tensor
 
 from topomask.attention import feature_maps
-from topomask.attention.inputs import FeatureMap, features, rescaled, restore, without_autocast
+from topomask.attention.inputs import (
+    SAFE_HIGH,
+    SAFE_LOW,
+    FeatureMap,
+    KeyGroups,
+    Tokens,
+    any_small,
+    can_look,
+    features,
+    is_lost,
+    rescaled,
+    restore,
+    widened,
+    without_autocast,
+)
 from topomask.attention.masked import attend_pairs, drop, make_operator, make_plan, prepare_for
 from topomask.attention.plan import Strategy
 from topomask.masks.entries import PairSums
 from topomask.masks.mask import Mask
 from topomask.masks.operator import Normalizer, Operator
 from topomask.ops.dense_attention import dense_attention
-from topomask.ops.quotient import divide
+from topomask.ops.quotient import Attended, divide, to_precision
+from topomask.ops.registration import is_transformed
 
 # Scores for which an op of our own takes longer to call than to run.
 _FEW_SCORES = 1 << 17
-# Sums of scores between these are far from what float32 cannot hold.
-_SAFE_LOW, _SAFE_HIGH = 2.0**-80, 2.0**80
 
 
 class _Linear(NamedTuple):
@@ -33,6 +47,8 @@ class _Linear(NamedTuple):
     normalizer: Normalizer
     nonnegative: bool
     dropout_p: float
+    groups: KeyGroups
+    needs_scale: bool  # whether features may be scaled so that their products fit
 
 
 def masked_attention(
@@ -95,25 +111,54 @@ def masked_attention(
     if normalizer not in get_args(Normalizer):
         raise ValueError(f"`normalizer` must be one of {get_args(Normalizer)}, but is {normalizer!r}.")
     with without_autocast(q):
-        phi_q, phi_k = features(phi, inputs, operator.key_groups, q.dtype, shift=normalizer != "none")
-        plan = make_plan(inputs, operator, phi_q.shape[-1], strategy, "linear", dropout_p)
-        nonnegative = feature_maps.is_nonnegative(phi)
-        work = _Linear(operator, phi_q, phi_k, inputs.v, normalizer, nonnegative, dropout_p)
-        if plan.strategy == "dense":
-            out = _few_scores(work)
-            if out is not None:
-                return restore(out, q)
-        if normalizer != "none" and not isinstance(phi, feature_maps.ExponentialMap):
-            phi_q, phi_k = rescaled(phi_q, phi_k, operator.key_groups)
-            work = work._replace(phi_q=phi_q, phi_k=phi_k)
-        attend = {"pairs": _over_pairs, "product": _by_products, "dense": _dense}[plan.strategy]
-        return restore(attend(work), q)
+        inputs = widened(phi, inputs)
+        work = _make_work(phi, inputs, operator, q.dtype, normalizer, dropout_p)
+        plan = make_plan(inputs, operator, work.phi_q.shape[-1], strategy, "linear", dropout_p)
+        found, scaled = _attend(work, plan.strategy)
+        if normalizer != "none" and is_lost(found.total, lambda: _vanishes(scaled, work, phi, inputs.is_key)):
+            fine = _make_work(phi, inputs.double(), operator, q.dtype, normalizer, dropout_p)
+            found, _ = _attend(fine, plan.strategy)
+        return restore(found.out, q)
 
 
-def _by_products(work: _Linear) -> Tensor:
+def _make_work(
+    phi: Callable[[Tensor], Tensor],
+    inputs: Tokens,
+    operator: Operator,
+    dtype: torch.dtype,
+    normalizer: Normalizer,
+    dropout_p: float,
+) -> _Linear:
+    groups = KeyGroups(operator.key_groups, operator.num_graphs)
+    phi_q, phi_k = features(phi, inputs, groups, dtype, shift=normalizer != "none")
+    needs_scale = normalizer != "none" and not isinstance(phi, feature_maps.ExponentialMap)
+    nonnegative = feature_maps.is_nonnegative(phi)
+    return _Linear(operator, phi_q, phi_k, inputs.v, normalizer, nonnegative, dropout_p, groups, needs_scale)
+
+
+def _attend(work: _Linear, strategy: str) -> tuple[Attended, _Linear]:
+    """The result, and what it was computed from, with a scale where that was needed."""
+    if strategy == "dense":
+        found = _few_scores(work)
+        if found is not None:
+            return found, work
+    if work.needs_scale:
+        phi_q, phi_k = rescaled(work.phi_q, work.phi_k, work.groups)
+        work = work._replace(phi_q=phi_q, phi_k=phi_k)
+    return {"pairs": _over_pairs, "product": _by_products, "dense": _dense}[strategy](work), work
+
+
+def _vanishes(scaled: _Linear, work: _Linear, phi: Callable[[Tensor], Tensor], is_key: Tensor | None) -> bool:
+    """Whether products of features may have been too small for float32."""
+    positive = feature_maps.is_positive(phi)
+    is_small = any_small(scaled.phi_q, work.phi_q, None, positive)
+    return is_small or any_small(scaled.phi_k, work.phi_k, is_key, positive)
+
+
+def _by_products(work: _Linear) -> Attended:
     operator, phi_q, phi_k, v, normalizer = work[:5]
     if normalizer == "none":
-        return operator.attend(phi_q, phi_k, v)
+        return _undivided(operator.attend(phi_q, phi_k, v))
     ones = v.new_ones(*v.shape[:-1], 1)
     magnitude = operator.magnitude() if normalizer == "absolute" else operator
     noise = magnitude.product_noise(phi_k.detach().abs())
@@ -124,37 +169,42 @@ def _by_products(work: _Linear) -> Tensor:
     return divide(operator.attend(phi_q, phi_k, v), magnitude.attend(phi_q.abs(), phi_k.abs(), ones), nothing)
 
 
-def _few_scores(work: _Linear) -> Tensor | None:
+def _undivided(out: Tensor) -> Attended:
+    return Attended(out, out.new_ones(1))
+
+
+def _few_scores(work: _Linear) -> Attended | None:
     """Dense attention on few tokens in as few steps as can be; None where it is not that, or numbers are extreme."""
     operator, v = work.operator, work.v
-    if torch.compiler.is_compiling() or v.device.type != "cpu" or work.dropout_p or work.normalizer == "none":
+    if not can_look(v) or work.dropout_p or work.normalizer == "none":
         return None
     if not 0 < v.shape[:2].numel() * operator.num_queries * operator.num_keys <= _FEW_SCORES:
         return None
     weighted, total = _weigh(work, *_dense_weights(work))
-    low, high = total.detach().aminmax()
+    looked = total.detach()
+    low, high = looked.aminmax()
     # Sums that are neither 0 nor close to what float32 can hold need neither a scale nor a second look.
-    if not (low.item() >= _SAFE_LOW and high.item() <= _SAFE_HIGH):
+    if not (low.item() >= SAFE_LOW and high.item() <= SAFE_HIGH):
         return None
-    return (weighted @ v) / total
+    return Attended((weighted @ v) / total, looked)
 
 
 def _dense_weights(work: _Linear) -> tuple[Tensor, Tensor | None]:
     """The mask, and its magnitude where the normaliser takes that and it differs."""
     operator, dtype = work.operator, work.v.dtype
     magnitude = operator.magnitude() if work.normalizer == "absolute" else operator
-    weights = operator._dense_weights().to(dtype)
-    return weights, None if magnitude is operator else magnitude._dense_weights().to(dtype)
+    weights = to_precision(operator._dense_weights(), dtype)
+    return weights, None if magnitude is operator else to_precision(magnitude._dense_weights(), dtype)
 
 
-def _dense(work: _Linear) -> Tensor:
+def _dense(work: _Linear) -> Attended:
     _, phi_q, phi_k, v, normalizer = work[:5]
     weights, magnitudes = _dense_weights(work)
-    if work.dropout_p == 0 and (work.nonnegative or normalizer != "absolute"):
+    if work.dropout_p == 0 and (work.nonnegative or normalizer != "absolute") and not is_transformed():
         return dense_attention(phi_q, phi_k, v, weights, magnitudes, normalize=normalizer != "none")
     weighted, total = _weigh(work, weights, magnitudes)
     numerator = drop(weighted, work.dropout_p) @ v
-    return numerator if normalizer == "none" else divide(numerator, total)
+    return _undivided(numerator) if normalizer == "none" else divide(numerator, total)
 
 
 def _weigh(work: _Linear, weights: Tensor, magnitudes: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -168,7 +218,7 @@ def _weigh(work: _Linear, weights: Tensor, magnitudes: Tensor | None) -> tuple[T
     return weighted, (positive * (weights if magnitudes is None else magnitudes)).sum(dim=-1, keepdim=True)
 
 
-def _over_pairs(work: _Linear) -> Tensor:
+def _over_pairs(work: _Linear) -> Attended:
     absolute = work.normalizer == "absolute"
     sums = PairSums(
         magnitudes=absolute, absolute=absolute and not work.nonnegative, normalize=work.normalizer != "none"

@@ -14,6 +14,7 @@ from topomask.graph.input import check_nodes
 from topomask.masks.entries import PairSums
 from topomask.masks.mask import Mask
 from topomask.masks.operator import Operator
+from topomask.ops.quotient import Attended, to_precision
 from topomask.ops.sparse_heads import join_heads
 
 
@@ -40,7 +41,7 @@ def prepare_for(
     operator: Operator, q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Tensor | None, dropout_p: float
 ) -> Tokens:
     """Checked inputs."""
-    inputs = prepare(q, k, v, key_padding_mask)
+    inputs = prepare(q, k, v, key_padding_mask, torch.float64 if operator._needs_float64 else torch.float32)
     if operator.num_heads not in (1, q.shape[-3]):
         raise ValueError(f"`mask` must have one head or the {q.shape[-3]} of `q`, but has {operator.num_heads}.")
     if (q.shape[-2], k.shape[-2]) != (operator.num_queries, operator.num_keys):
@@ -72,35 +73,36 @@ def attend_pairs(
     is_key: Tensor | None,
     sums: PairSums,
     dropout_p: float,
-) -> Tensor:
+) -> Attended:
     """Attention over the entries of an operator."""
-    if not q.shape[:2].numel():
-        return v.new_zeros(*q.shape[:3], v.shape[-1])
     if is_key is not None:
         is_key = is_key[..., 0].expand(*k.shape[:2], -1)
-    if dropout_p == 0:
+    if dropout_p == 0 or not q.shape[:2].numel():
         return operator.attend_pairs(q, k, v, sums, is_key)
     return _drop_pairs(operator, q, k, v, is_key, sums, dropout_p)
 
 
 def _drop_pairs(
     operator: Operator, q: Tensor, k: Tensor, v: Tensor, is_key: Tensor | None, sums: PairSums, dropout_p: float
-) -> Tensor:
+) -> Attended:
     """With dropout the weights of all pairs are formed, for one input after the other."""
     from topomask.ops.pair_attention import reference as pairs
 
     pattern, values, magnitudes = operator.entries()
-    values, magnitudes = values.to(v.dtype), (magnitudes if sums.magnitudes else values).to(v.dtype)
-    (queries, keys, rows), is_key = join_heads((q, k, v), is_key, operator.num_heads, len(pattern.row_ptr) - 1)
+    values = to_precision(values, v.dtype)
+    magnitudes = to_precision(magnitudes, v.dtype) if sums.magnitudes else values
+    sizes = (len(ptr) - 1 for ptr in (pattern.row_ptr, pattern.column_ptr))
+    (queries, keys, rows), is_key = join_heads((q, k, v), is_key, operator.num_heads, *sizes)
     flags = (sums.softmax, sums.absolute, sums.normalize)
 
-    def attend(number: int) -> Tensor:
+    def attend(number: int) -> tuple[Tensor, Tensor]:
         keep, head = None if is_key is None else is_key[number], number % len(values)
         one = (values[head], magnitudes[head], queries[number], keys[number], rows[number], keep)
-        return pairs.attend(pattern, *one, *flags, drop=lambda x: F.dropout(x, dropout_p))[0]
+        return pairs.attend(pattern, *one, *flags, drop=lambda x: F.dropout(x, dropout_p))
 
     results = [attend(number) for number in range(len(queries))]
-    return torch.stack(results).reshape(*q.shape[:3], v.shape[-1])
+    out, total = (torch.stack(parts) for parts in zip(*results, strict=True))
+    return Attended(out.reshape(*q.shape[:3], v.shape[-1]), total.detach())
 
 
 def drop(weights: Tensor, dropout_p: float) -> Tensor:

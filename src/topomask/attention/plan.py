@@ -128,6 +128,9 @@ def plan_attention(
         raise ValueError(f"`kernel` must be one of {get_args(Kernel)}, but is {kernel!r}.")
     if num_heads is not None and operator.num_heads not in (1, num_heads):
         raise ValueError(f"`mask` must have one head or num_heads={num_heads}, but has {operator.num_heads}.")
+    if isinstance(batch_size, torch.SymInt):
+        # An exported program serves any batch, so the choice must not depend on it.
+        batch_size = batch_size.node.hint or 1
     problem = Problem.of(operator, num_features, value_dim, batch_size, num_heads, strategy, kernel, dropout)
     return _choose(problem) if torch.compiler.is_compiling() else _known(problem, id(costs.constants))
 

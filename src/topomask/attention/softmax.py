@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from topomask.attention.inputs import Tokens, finite, restore, without_autocast
+from topomask.attention.inputs import Tokens, is_lost, restore, without_autocast
 from topomask.attention.masked import attend_pairs, drop, make_operator, make_plan, prepare_for
 from topomask.attention.plan import Strategy
 from topomask.masks.entries import PairSums
 from topomask.masks.mask import Mask
 from topomask.masks.operator import Normalizer, Operator
-from topomask.ops.pair_attention import MAX_EXPONENT
-from topomask.ops.quotient import divide
+from topomask.ops.pair_attention.reference import weighted_powers
+from topomask.ops.quotient import Attended, divide, to_precision
+
+# Normalisers are at least about 1, unless weights decide that are smaller than any but by a factor of e^42.
+_SAFE_LOW = 2.0**-30
 
 
 def masked_softmax_attention(
@@ -72,39 +76,38 @@ def masked_softmax_attention(
     if normalizer not in ("absolute", "signed"):
         raise ValueError(f"`normalizer` must be 'absolute' or 'signed' for softmax attention, but is {normalizer!r}.")
     with without_autocast(q):
-        scaled = inputs.q * (1.0 / math.sqrt(q.shape[-1]) if scale is None else scale)
+        scale = 1.0 / math.sqrt(max(1, q.shape[-1])) if scale is None else scale
         plan = make_plan(inputs, operator, q.shape[-1], strategy, "softmax", dropout_p)
-        inputs = inputs._replace(q=scaled)
-        if plan.is_plain:
-            return restore(_plain_softmax(inputs), q)
-        attend = _over_pairs if plan.strategy == "pairs" else _dense
-        return restore(attend(inputs, operator, normalizer, dropout_p), q)
+        attend = _plain_softmax if plan.is_plain else _over_pairs if plan.strategy == "pairs" else _dense
+        found = attend(inputs._replace(q=inputs.q * scale), operator, normalizer, dropout_p)
+        # Scores may leave float32, or weights decide that are next to nothing. A query without keys has a total of 0.
+        if is_lost(found.total, lambda: False, _SAFE_LOW):
+            inputs = inputs.double()
+            found = attend(inputs._replace(q=inputs.q * scale), operator, normalizer, dropout_p)
+        return restore(found.out, q)
 
 
-def _over_pairs(inputs: Tokens, operator: Operator, normalizer: str, dropout_p: float) -> Tensor:
+def _over_pairs(inputs: Tokens, operator: Operator, normalizer: str, dropout_p: float) -> Attended:
     sums = PairSums(softmax=True, magnitudes=normalizer == "absolute")
     return attend_pairs(operator, inputs.q, inputs.k, inputs.v, inputs.is_key, sums, dropout_p)
 
 
-def _dense(inputs: Tokens, operator: Operator, normalizer: str, dropout_p: float) -> Tensor:
+def _dense(inputs: Tokens, operator: Operator, normalizer: str, dropout_p: float) -> Attended:
     scores = inputs.q @ inputs.k.mT
     if inputs.is_key is not None:
         scores = scores.masked_fill(~inputs.is_key.mT, -torch.inf)
-    values, magnitudes = operator._dense_weights(), operator.magnitude()._dense_weights()
-    if not magnitudes.shape[-1]:
-        return inputs.v.new_zeros(*inputs.q.shape[:-1], inputs.v.shape[-1])
-    largest = magnitudes.detach().amax(dim=-1, keepdim=True)
-    # A factor per query that brings its largest entry near 1; it cancels in the quotient.
-    unit = torch.where(largest > 0, 1.0 / largest, 1.0)
-    values, magnitudes = (values * unit).to(scores.dtype), (magnitudes * unit).to(scores.dtype)
-    shift = (scores.detach() + magnitudes.detach().log()).amax(dim=-1, keepdim=True)
-    powers = (scores - finite(shift)).clamp(max=MAX_EXPONENT).exp()
+    values, magnitudes = to_precision(operator._dense_weights(), scores.dtype), operator.magnitude()._dense_weights()
+    weights = to_precision(magnitudes, scores.dtype) if normalizer == "absolute" else values
+    powers = weighted_powers(scores, weights.detach().abs(), _row_max)
     numerator = drop(powers * values, dropout_p) @ inputs.v
-    weights = magnitudes if normalizer == "absolute" else values
     return divide(numerator, (powers * weights).sum(dim=-1, keepdim=True))
 
 
-def _plain_softmax(inputs: Tokens) -> Tensor:
+def _row_max(x: Tensor) -> Tensor:
+    return x.amax(dim=-1, keepdim=True) if x.shape[-1] else x.new_zeros(*x.shape[:-1], 1)
+
+
+def _plain_softmax(inputs: Tokens, *_: Any) -> Attended:
     """Softmax attention without a mask, by PyTorch, which keeps no weights where all have one width."""
     q, k, v, is_key = inputs
     width = v.shape[-1]
@@ -114,8 +117,15 @@ def _plain_softmax(inputs: Tokens) -> Tensor:
     elif short < 0:
         v = F.pad(v, (0, -short))
     if is_key is None:
-        return F.scaled_dot_product_attention(q, k, v, scale=1.0)[..., :width]
+        out = F.scaled_dot_product_attention(q, k, v, scale=1.0)[..., :width]
+        return Attended(out, _one_if_finite(out))
     # Where all is padding, queries may look at it, as long as nothing comes of it.
     some = is_key.any(dim=-2, keepdim=True)
     out = F.scaled_dot_product_attention(q, k, v, attn_mask=(is_key | ~some).mT, scale=1.0)[..., :width]
-    return out.masked_fill(~some, 0.0)
+    out = out.masked_fill(~some, 0.0)
+    return Attended(out, _one_if_finite(out))
+
+
+def _one_if_finite(out: Tensor) -> Tensor:
+    """1 in place of a normaliser that PyTorch keeps to itself; not a number where scores were too large for it."""
+    return torch.where(out.detach().isfinite().all(), 1.0, torch.nan)

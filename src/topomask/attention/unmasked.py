@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import get_args
 
+import torch
 from torch import Tensor
 
 from topomask.attention import feature_maps
-from topomask.attention.inputs import FeatureMap, features, prepare, rescaled, restore, without_autocast
+from topomask.attention.inputs import (
+    FeatureMap,
+    KeyGroups,
+    Tokens,
+    any_small,
+    features,
+    is_lost,
+    prepare,
+    rescaled,
+    restore,
+    widened,
+    without_autocast,
+)
 from topomask.masks.operator import Normalizer
 from topomask.ops.quotient import divide
 
@@ -52,14 +66,31 @@ def linear_attention(
     phi = feature_maps.resolve(feature_map)
     inputs = prepare(q, k, v, key_padding_mask)
     with without_autocast(q):
-        phi_q, phi_k = features(phi, inputs, None, q.dtype, shift=normalizer != "none")
-        if normalizer != "none" and not isinstance(phi, feature_maps.ExponentialMap):
-            phi_q, phi_k = rescaled(phi_q, phi_k, None)
-        # Written so that the gradients of features come in the layout of features.
-        out = phi_q @ (inputs.v.mT @ phi_k).mT
-        if normalizer == "none":
-            return restore(out, q)
-        if normalizer == "absolute" and not feature_maps.is_nonnegative(phi):
-            phi_q, phi_k = phi_q.abs(), phi_k.abs()
-        total = phi_k.sum(dim=-2)[..., None]  # [B, H, M, 1]
-        return restore(divide(out, phi_q @ total), q)
+        inputs = widened(phi, inputs)
+        out, is_complete = _attend(phi, inputs, q.dtype, normalizer)
+        if not is_complete:
+            out, _ = _attend(phi, inputs.double(), q.dtype, normalizer)
+        return restore(out, q)
+
+
+def _attend(
+    phi: Callable[[Tensor], Tensor], inputs: Tokens, dtype: torch.dtype, normalizer: Normalizer
+) -> tuple[Tensor, bool]:
+    """Attention, and whether its precision was enough."""
+    phi_q, phi_k = unscaled = features(phi, inputs, KeyGroups(), dtype, shift=normalizer != "none")
+    if normalizer != "none" and not isinstance(phi, feature_maps.ExponentialMap):
+        phi_q, phi_k = rescaled(phi_q, phi_k, KeyGroups())
+    # Written so that the gradients of features come in the layout of features.
+    out = phi_q @ (inputs.v.mT @ phi_k).mT
+    if normalizer == "none":
+        return out, True
+    if normalizer == "absolute" and not feature_maps.is_nonnegative(phi):
+        phi_q, phi_k = phi_q.abs(), phi_k.abs()
+    found = divide(out, phi_q @ phi_k.sum(dim=-2)[..., None])
+
+    def vanishes() -> bool:
+        positive = feature_maps.is_positive(phi)
+        is_small = any_small(phi_q, unscaled[0], None, positive)
+        return is_small or any_small(phi_k, unscaled[1], inputs.is_key, positive)
+
+    return found.out, not is_lost(found.total, vanishes)

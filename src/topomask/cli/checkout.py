@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import topomask
+from topomask.support.imports import EXTRAS, need
 
 
 def import_from_checkout(name: str) -> Any:
@@ -28,7 +29,13 @@ def import_from_checkout(name: str) -> Any:
         )
     if str(root) not in sys.path:
         sys.path.insert(0, str(root))
-    return importlib.import_module(name)
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package in EXTRAS:
+            need(package, f"`{name}`")
+        raise
 
 
 def find_checkout() -> Path | None:

@@ -1,21 +1,16 @@
-"""``topomask demo``: a tour of two minutes."""
+"""``topomask demo``: a tour, from a checkout."""
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 
-from topomask.cli import plain_failures
 from topomask.cli.checkout import import_from_checkout
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Say what the verb takes."""
-    parser.description = "Take a tour of two minutes, and write its pictures and a report. Needs a checkout."
-    parser.add_argument("--output", type=Path, default=Path("demo_output"), help="folder of report and pictures")
+def run(*, output: Path = Path("demo_output")) -> None:
+    """Take a tour of two minutes, and write its pictures and a report. Needs a checkout.
 
-
-@plain_failures
-def run(options: argparse.Namespace) -> None:
-    """Take the tour."""
-    import_from_checkout("experiments.demo").main(options.output)
+    Args:
+        output: Folder of report and pictures.
+    """
+    import_from_checkout("experiments.demo").main(output)

@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 
-from topomask.cli import plain_failures
+def run() -> None:
+    """Print versions and backends, and test the library for two seconds (longer the first time).
 
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Say what the verb takes."""
-    parser.description = "Print versions and backends, and test the library for two seconds (longer the first time)."
-
-
-@plain_failures
-def run(options: argparse.Namespace) -> None:  # noqa: ARG001
-    """Look, test, and say what is wrong; exits with 1 where something is."""
+    Exits with 1 where something is wrong.
+    """
     from topomask.checkup import examine
 
     healthy = True

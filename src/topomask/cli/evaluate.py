@@ -2,39 +2,35 @@
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 
-from topomask.cli import plain_failures
+from tyro.conf import Positional
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Say what the verb takes."""
-    parser.description = (
-        "Evaluate a run: with the weights that were best on validation examples; or, where it had none or was "
-        "evaluated on test examples, with its last."
-    )
-    parser.add_argument("run_folder", type=Path, metavar="run", help="folder of the run, such as runs/digits")
-    parser.add_argument("--split", help="which part of the data; default: the one that is held out")
-    parser.add_argument("--data", type=Path, metavar="DIR", help="folder of data sets; default: as in training")
-    parser.add_argument("--json", action="store_true", help="print JSON")
+def run(
+    run_folder: Positional[Path], *, split: str | None = None, data: Path | None = None, json: bool = False
+) -> None:
+    """Evaluate a run with the weights that were best on validation examples, or else with its last.
 
+    Its last are used where it had no validation examples, or was evaluated on test examples.
 
-@plain_failures
-def run(options: argparse.Namespace) -> None:
-    """Evaluate, and print the metrics."""
-    import json
+    Args:
+        run_folder: Folder of the run, such as runs/digits.
+        split: Which part of the data; None is the one that is held out.
+        data: Folder of data sets; None is as in training.
+        json: Print JSON.
+    """
+    from json import dumps
 
     from topomask.recipes.registry import load_run
 
-    found = load_run(options.run_folder)
-    if options.data is not None:
-        found = found.on_data(options.data)
-    metrics = found.evaluate(options.split)
-    if options.json:
-        print(json.dumps({"checkpoint": str(found.checkpoint), "step": found.step, **metrics}))
+    found = load_run(run_folder)
+    if data is not None:
+        found = found.on_data(data)
+    metrics = found.evaluate(split)
+    if json:
+        print(dumps({"checkpoint": str(found.checkpoint), "step": found.step, **metrics}))
         return
-    split = found.experiment.held_out if options.split is None else options.split
-    print(f"{found.checkpoint}, step {found.step}, split {split}")
+    print(f"{found.checkpoint}, step {found.step}, split {found.experiment.held_out if split is None else split}")
     for name, value in metrics.items():
         print(f"  {name:12s} {value:.6g}")

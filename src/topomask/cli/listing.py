@@ -2,34 +2,39 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterable
+from typing import Literal, get_args
 
-from topomask.cli import plain_failures
+from tyro.conf import Positional
+
 from topomask.cli.checkout import find_checkout, import_from_checkout
 
-KINDS = ("recipes", "attention", "data", "masks", "graphs", "studies")
+Kind = Literal["recipes", "attention", "data", "masks", "graphs", "studies", "all"]
+KINDS = get_args(Kind)[:-1]
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Say what the verb takes."""
-    parser.description = "List what there is: recipes, kinds of attention, data sets, masks, graphs, studies."
-    parser.add_argument("kind", nargs="?", choices=KINDS, help="default: all")
+def run(kind: Positional[Kind] = "all") -> None:
+    """List what there is: recipes, kinds of attention, data sets, masks, graphs, studies.
 
-
-@plain_failures
-def run(options: argparse.Namespace) -> None:
-    """Print names with a line on each."""
-    for kind in _all_kinds() if options.kind is None else (options.kind,):
-        lines = _lines(kind)
-        print(f"{kind}:")
+    Args:
+        kind: One of these.
+    """
+    for each in _all_kinds() if kind == "all" else (kind,):
+        try:
+            lines = list(_lines(each))
+        except ModuleNotFoundError as error:
+            if kind != "all":
+                raise
+            # The other kinds are listed all the same.
+            lines = [("(not listed)", str(error))]
+        print(f"{each}:")
         for name, about in lines:
             print(f"  {name:22s} {about}")
         print()
 
 
-def _all_kinds() -> tuple[str, ...]:
-    return KINDS if find_checkout() is not None else tuple(kind for kind in KINDS if kind != "studies")
+def _all_kinds() -> Iterable[str]:
+    return KINDS if find_checkout() is not None else (kind for kind in KINDS if kind != "studies")
 
 
 def _lines(kind: str) -> Iterable[tuple[str, str]]:

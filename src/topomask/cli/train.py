@@ -1,39 +1,57 @@
 """``topomask train``: train by a recipe."""
 
-from __future__ import annotations
-
-import argparse
-from functools import partial
+# Annotations are values here, since the fields depend on the recipe.
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Annotated, Any
 
-from topomask.cli import plain_failures
+from tyro.conf import FlagConversionOff, Suppress, arg
 
+from topomask.cli import parse
+from topomask.support.config import UsageError
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Say what the verb takes."""
-    parser.description = "Train by a recipe; topomask list recipes has them all."
-    parser.add_argument("recipe", help="name of the recipe, such as digits")
-    parser.add_argument("overrides", nargs="*", metavar="field=value", help="fields to set, such as train.epochs=5")
-    parser.add_argument("--output", type=Path, help="folder of the run; default: runs/<recipe>")
-    parser.add_argument("--resume", action="store_true", help="go on with the run in that folder, if there is one")
-    parser.add_argument(
-        "--fallback", action="store_true", help="where the last checkpoint is damaged, take an older one"
-    )
-    parser.add_argument("--fields", action="store_true", help="list the fields that can be set, and stop")
+GO_ON = "What was saved is whole; the same command goes on with --resume."
 
 
-@partial(plain_failures, go_on="What was saved is whole; the same command goes on with --resume.")
-def run(options: argparse.Namespace) -> None:
-    """Train, and draw what happened."""
-    from topomask.recipes.experiment import train_recipe
-    from topomask.recipes.registry import recipe
-    from topomask.support.config import apply_overrides, field_table
+def command(arguments: Sequence[str]) -> Callable[[], None]:
+    """Train by the recipe that is named first; what follows are its fields, and options."""
+    name, *rest = arguments or [""]
+    kind: Any = Annotated[None, Suppress]
+    experiment: Any = None
+    if name in ("-h", "--help"):
+        name, rest = "RECIPE", [name]
+    elif not name or name.startswith("-"):
+        raise UsageError("Name the recipe first, as in topomask train digits. Run topomask list recipes for all.")
+    else:
+        from topomask.recipes.registry import RECIPES, recipe
+        from topomask.support.near_names import look_up
 
-    experiment = apply_overrides(recipe(options.recipe), options.overrides)
-    if options.fields:
-        print(field_table(experiment))
-        return
-    if options.fallback and not options.resume:
-        raise ValueError("`--fallback` chooses the checkpoint that --resume goes on from. Pass --resume too.")
-    folder = Path("runs") / options.recipe if options.output is None else options.output
-    train_recipe(experiment, folder, resume=options.resume, fallback=options.fallback)
+        try:
+            look_up(RECIPES, "recipe", name)
+        except ValueError as error:
+            raise UsageError(str(error)) from None
+        experiment = recipe(name)
+        kind = Annotated[type(experiment), FlagConversionOff]
+
+    def run(
+        *,
+        config: Annotated[kind, arg(name="")] = experiment,
+        output: Path = Path("runs") / name,
+        resume: bool = False,
+        fallback: bool = False,
+    ) -> None:
+        """Train by a recipe; topomask list recipes has them all, topomask train RECIPE --help the fields of one.
+
+        Args:
+            config: The recipe.
+            output: Folder of the run.
+            resume: Go on with the run in that folder, if there is one.
+            fallback: Where the last checkpoint is damaged, take an older one.
+        """
+        from topomask.recipes.experiment import train_recipe
+
+        if fallback and not resume:
+            raise UsageError("`--fallback` chooses the checkpoint that --resume goes on from. Pass --resume too.")
+        train_recipe(config, output, resume=resume, fallback=fallback)
+
+    return parse(run, rest, f"topomask train {name}")

@@ -14,6 +14,7 @@ import torch
 from topomask.data.archives import extract
 from topomask.data.download import RemoteFile, fetch
 from topomask.data.labelled_set import InMemorySet
+from topomask.data.limits import check_bytes, limit_of, unpacked_limit
 from topomask.data.root import data_root, missing
 from topomask.data.splits import check_split, choose
 
@@ -40,6 +41,7 @@ def cifar10(
     val_fraction: float = 0.0,
     split_seed: int = 0,
     limit: int | None = None,
+    max_bytes: int | None = None,
 ) -> InMemorySet:
     """Pictures of animals and vehicles, from ``cifar-10-batches-bin`` or ``cifar-10-binary.tar.gz`` in the data root.
 
@@ -50,18 +52,20 @@ def cifar10(
         val_fraction: The share of the training set that is held out for ``"val"``.
         split_seed: Seed of what is held out.
         limit: Keep the first so many only.
+        max_bytes: Largest size of the archive, unpacked, and of the files of a split. Default: the environment variable
+            ``TOPOMASK_MAX_BYTES``, else 50 times the size of the archive, within 16 MiB and 512 MiB.
 
     References:
         Krizhevsky (2009), Learning multiple layers of features from tiny images.
     """
     check_split(split, ("train", "val", "test"), "cifar10")
     names = _TEST_FILES if split == "test" else _TRAIN_FILES
-    everything = _read(_find(data_root(root), names, download))
+    everything = _read(_find(data_root(root), names, download, max_bytes), limit_of("max_bytes", max_bytes))
     part = choose(everything.labels, split, val_fraction=val_fraction, split_seed=split_seed, limit=limit)
     return everything.subset(part)
 
 
-def _find(folder: Path, names: Sequence[str], download: bool) -> list[Path]:
+def _find(folder: Path, names: Sequence[str], download: bool, max_bytes: int | None) -> list[Path]:
     """The files of the split; an archive that is there is unpacked beside itself."""
     unpacked = folder / "cifar-10"
     for place in (folder / _INNER_FOLDER, unpacked / _INNER_FOLDER):
@@ -77,23 +81,24 @@ def _find(folder: Path, names: Sequence[str], download: bool) -> list[Path]:
                 download=True,
             )
         place = unpacked / _INNER_FOLDER
-        _unpack(fetch(_ARCHIVE, folder), unpacked, place)
+        _unpack(fetch(_ARCHIVE, folder), unpacked, place, max_bytes)
     paths = [place / name for name in names]
     if not all(path.is_file() for path in paths):
         raise missing("cifar10", place, names, f"Delete the folder and get {_ARCHIVE.name} again.")
     return paths
 
 
-def _unpack(archive: Path, folder: Path, place: Path) -> None:
+def _unpack(archive: Path, folder: Path, place: Path, max_bytes: int | None) -> None:
     """Unpack the archive, unless another process has done so since this one looked."""
     try:
-        extract(archive, folder)
+        extract(archive, folder, max_bytes=unpacked_limit(archive, max_bytes))
     except FileExistsError:
         if not place.is_dir():
             raise
 
 
-def _read(paths: Sequence[Path]) -> InMemorySet:
+def _read(paths: Sequence[Path], max_bytes: int) -> InMemorySet:
+    check_bytes(paths[0].parent, sum(path.stat().st_size for path in paths), max_bytes)
     batches = []
     for path in paths:
         content = np.fromfile(path, dtype=np.uint8)

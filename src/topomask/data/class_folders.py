@@ -83,7 +83,7 @@ class ClassFolders:
             return ()
         if folder not in found or "train" not in found:
             fix = (
-                " To hold some of the training set out, pass val_fraction=0.1 (data.val_fraction=0.1)."
+                " To hold some of the training set out, pass val_fraction=0.1 (--data.val_fraction 0.1)."
                 if split == "val"
                 else ""
             )

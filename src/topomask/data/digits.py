@@ -43,7 +43,7 @@ def digits(
             f"`test_fraction`={test_fraction} and `val_fraction`={val_fraction} leave the shares {sizes}, but each "
             f"must lie in [0, 1] and that of {split!r} above 0."
         )
-    found = need("sklearn.datasets", "scikit-learn", "data", "The data set 'digits'").load_digits()
+    found = need("sklearn.datasets", "The data set 'digits'").load_digits()
     pixels = torch.from_numpy(found.images)[:, None]  # [N, 1, 8, 8]
     labels = torch.from_numpy(found.target).long()
     parts = dict(zip(sizes, stratified_split(labels, tuple(sizes.values()), split_seed), strict=True))

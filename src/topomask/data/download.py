@@ -7,13 +7,14 @@ import hashlib
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from http.client import HTTPException
 from pathlib import Path
+from typing import BinaryIO
 
 from topomask.support.files import remove_leftovers, write_atomically
+from topomask.support.imports import installed
 
 _CHUNK = 1 << 20
 _TIMEOUT_SECONDS = 60.0
@@ -78,31 +79,25 @@ def _download(url: str, file: RemoteFile, path: Path) -> None:
     with (
         urllib.request.urlopen(url, timeout=_TIMEOUT_SECONDS) as response,
         path.open("wb") as out,
-        _progress(file) as advance,
+        _shown(response, file) as source,
     ):
-        while chunk := response.read(_CHUNK):
+        while chunk := source.read(_CHUNK):
             received += len(chunk)
             if received > file.size:
                 raise ValueError(f"more than the expected {file.size} bytes came.")
             digest.update(chunk)
             out.write(chunk)
-            advance(len(chunk))
     if received != file.size:
         raise ValueError(f"{received} bytes came instead of {file.size}: the download broke off.")
     if digest.hexdigest() != file.sha256:
         raise ValueError(f"the SHA-256 is {digest.hexdigest()} instead of {file.sha256}: it is not the expected file.")
 
 
-@contextlib.contextmanager
-def _progress(file: RemoteFile) -> Iterator[Callable[[int], None]]:
-    """A progress bar where there is a terminal and `rich` is installed, else silence."""
-    try:
-        from rich.console import Console
-        from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
-    except ModuleNotFoundError:
-        yield lambda _: None
-        return
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty()) as progress:
-        task = progress.add_task(file.name, total=file.size)
-        yield lambda count: progress.advance(task, count)
+def _shown(response: BinaryIO, file: RemoteFile) -> contextlib.AbstractContextManager[BinaryIO]:
+    """The response, with a progress bar where there is a terminal and `rich` is installed."""
+    if not (sys.stderr.isatty() and installed("rich")):
+        return contextlib.nullcontext(response)
+    from rich.console import Console
+    from rich.progress import wrap_file
+
+    return wrap_file(response, file.size, description=file.name, console=Console(stderr=True))

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any, final
 
 from topomask.data.archives import damage_named, safe_parts
-
-_MAX_FILE_BYTES = 1 << 28
+from topomask.data.limits import check_bytes, read_bounded, unpacked_limit
 
 
 @final
@@ -30,7 +29,8 @@ class FileTree:
         if path.is_dir():
             self._members: dict[tuple[str, ...], str] | None = None
             names = [child.name for child in path.iterdir() if child.is_dir()]
-        elif zipfile.is_zipfile(path):
+        # Of a device, the end would be looked for without end.
+        elif path.is_file() and zipfile.is_zipfile(path):
             self._members = {safe_parts(name, path): name for name in self._open().namelist() if not name.endswith("/")}
             names = list({parts[0] for parts in self._members if len(parts) > 1})
         else:
@@ -72,12 +72,12 @@ class FileTree:
         parts = (*self._top, *parts)
         if self._members is None:
             file = self.path.joinpath(*parts)
-            return file.read_bytes() if file.is_file() else None
+            return read_bounded(file) if file.is_file() else None
         if parts not in self._members:
             return None
         archive, name = self._open(), self._members[parts]
-        if archive.getinfo(name).file_size > _MAX_FILE_BYTES:
-            raise ValueError(f"{name} in {self.path} is larger than {_MAX_FILE_BYTES} bytes.")
+        info = archive.getinfo(name)
+        check_bytes(f"{name} in {self.path}", info.file_size, unpacked_limit(info.compress_size))
         with damage_named(self.path, name):
             return archive.read(name)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import reprlib
 from collections import Counter
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from topomask.data.limits import read_text
 from topomask.data.root import data_root, missing
 from topomask.data.splits import seeded_generator
 from topomask.data.tu import TU_SETS
@@ -48,8 +50,9 @@ def fair_splits(name: str, num_graphs: int | None = None, root: str | Path | Non
         raise missing(f"splits of {name}", file.parent, [file.name], how)
     num_graphs = TU_SETS[name].num_graphs if num_graphs is None and name in TU_SETS else num_graphs
     try:
-        found = json.loads(file.read_text())
-    except ValueError as error:
+        found = json.loads(read_text(file))
+    # Lists within lists without end are too deep for the parser.
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{file} is not JSON ({error}). It is cut off or another file. Get it again.") from None
     if not isinstance(found, list) or not found:
         raise ValueError(f"{file} must be a list of folds, {_LAYOUT}, but has none.")
@@ -72,7 +75,7 @@ def _fold(found: Any, num_graphs: int | None, what: str) -> Fold:
             raise ValueError(f"{what} must have graphs for {name}, but has {_shortened(numbers)}. Folds are {_LAYOUT}.")
         parts.append(numbers)
     counts = Counter(number for part in parts for number in part)
-    last = max(counts) if num_graphs is None else num_graphs - 1
+    last = min(max(counts), (1 << 63) - 1) if num_graphs is None else num_graphs - 1
     wrong = next((number for number in counts if not 0 <= number <= last), None)
     if wrong is not None:
         raise ValueError(f"{what} must have numbers of graphs from 0 to {last}, but has {wrong}.")
@@ -95,7 +98,8 @@ def _check_tests(folds: list[Fold], file: Path) -> None:
 
 
 def _shortened(value: Any) -> str:
-    text = json.dumps(value)
+    # Lists within lists are cut as well.
+    text = "null" if value is None else reprlib.repr(value)
     return text if len(text) <= 40 else f"{text[:37]}..."
 
 

@@ -13,17 +13,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from topomask.data.limits import how_to_raise, read_up_to, unpacked_limit
+
 # Unsigned bytes; the other types of the format do not occur in the data sets that we read.
 _UBYTE = 0x08
-_MAX_BYTES = 1 << 32
 
 
-def read_idx(path: Path, num_dims: int) -> Tensor:
+def read_idx(path: Path, num_dims: int, max_bytes: int | None = None) -> Tensor:
     """Read an IDX file of unsigned bytes, plain or compressed by gzip.
 
     Args:
         path: The file.
         num_dims: The number of dimensions that it must have: 1 for labels, 3 for pictures.
+        max_bytes: Largest number of bytes to hold. Default: the environment variable ``TOPOMASK_MAX_BYTES``, else 50
+            times the size of the file, within 16 MiB and 512 MiB.
 
     Returns:
         uint8 tensor.
@@ -32,15 +35,15 @@ def read_idx(path: Path, num_dims: int) -> Tensor:
         is_compressed = file.read(2) == b"\x1f\x8b"
     try:
         with gzip.open(path, "rb") if is_compressed else path.open("rb") as data:
-            return _parse(cast(BinaryIO, data), path, num_dims)
+            return _parse(cast(BinaryIO, data), path, num_dims, unpacked_limit(path, max_bytes))
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise ValueError(f"{path} is damaged or cut short: {error}. {_REPAIR}") from error
 
 
-_REPAIR = "Delete it and get it again (download=True, or data.download=true on the command line)."
+_REPAIR = "Delete it and get it again (download=True, or --data.download True on the command line)."
 
 
-def _parse(data: BinaryIO, path: Path, num_dims: int) -> Tensor:
+def _parse(data: BinaryIO, path: Path, num_dims: int, max_bytes: int) -> Tensor:
     expected = bytes((0, 0, _UBYTE, num_dims))
     magic = data.read(4)
     if magic != expected:
@@ -53,11 +56,13 @@ def _parse(data: BinaryIO, path: Path, num_dims: int) -> Tensor:
         raise ValueError(f"{path} is cut short: its header breaks off. {_REPAIR}")
     shape = struct.unpack(f">{num_dims}I", header)
     size = math.prod(shape)
-    if size > _MAX_BYTES:
-        raise ValueError(f"{path} says that it holds {shape} bytes, more than {_MAX_BYTES}. {_REPAIR}")
-    # One byte more than there should be, to notice what should not be there.
-    content = data.read(size + 1)
-    if len(content) != size:
-        came = "more" if len(content) > size else f"{len(content)}"
+    if size > max_bytes:
+        raise ValueError(
+            f"{path} says that it holds {shape} bytes, more than `max_bytes`={max_bytes:,}. "
+            f"{how_to_raise('max_bytes')} {_REPAIR}"
+        )
+    content = read_up_to(data, size)
+    if len(content) != size or data.read(1):
+        came = "more" if len(content) == size else f"{len(content)}"
         raise ValueError(f"{path} must hold {size} bytes after its header {shape}, but holds {came}. {_REPAIR}")
-    return torch.from_numpy(np.frombuffer(bytearray(content), dtype=np.uint8).reshape(shape))
+    return torch.from_numpy(np.ndarray(shape, np.uint8, content))

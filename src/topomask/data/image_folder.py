@@ -12,7 +12,7 @@ from topomask.data.labelled_set import InMemorySet, LabelledSet, to_memory
 from topomask.data.pictures import decode_image
 from topomask.data.root import find_path
 
-_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".pgm"})
+_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff"})
 
 
 @final

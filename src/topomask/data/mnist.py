@@ -58,6 +58,7 @@ def mnist(
     val_fraction: float = 0.0,
     split_seed: int = 0,
     limit: int | None = None,
+    max_bytes: int | None = None,
 ) -> InMemorySet:
     """Handwritten digits, from the folder ``mnist`` of the data root.
 
@@ -68,12 +69,14 @@ def mnist(
         val_fraction: The share of the training set that is held out for ``"val"``.
         split_seed: Seed of what is held out.
         limit: Keep the first so many only.
+        max_bytes: Largest size of a file, unpacked. Default: the environment variable ``TOPOMASK_MAX_BYTES``, else 50
+            times the size of the file, within 16 MiB and 512 MiB.
 
     References:
         LeCun et al. (1998), Gradient-based learning applied to document recognition.
     """
     files = _find("mnist", _MNIST_FILES, split, root, download)
-    everything = _read(files, tuple("0123456789"), mean=0.1307, std=0.3081)
+    everything = _read(files, tuple("0123456789"), 0.1307, 0.3081, max_bytes)
     part = choose(everything.labels, split, val_fraction=val_fraction, split_seed=split_seed, limit=limit)
     return everything.subset(part)
 
@@ -86,6 +89,7 @@ def fashion_mnist(
     val_fraction: float = 0.0,
     split_seed: int = 0,
     limit: int | None = None,
+    max_bytes: int | None = None,
 ) -> InMemorySet:
     """Pictures of clothes, from the folder ``fashion-mnist`` of the data root.
 
@@ -96,12 +100,14 @@ def fashion_mnist(
         val_fraction: The share of the training set that is held out for ``"val"``.
         split_seed: Seed of what is held out.
         limit: Keep the first so many only.
+        max_bytes: Largest size of a file, unpacked. Default: the environment variable ``TOPOMASK_MAX_BYTES``, else 50
+            times the size of the file, within 16 MiB and 512 MiB.
 
     References:
         Xiao et al. (2017), Fashion-MNIST.
     """
     files = _find("fashion-mnist", _FASHION_FILES, split, root, download)
-    everything = _read(files, _CLOTHES, mean=0.2860, std=0.3530)
+    everything = _read(files, _CLOTHES, 0.2860, 0.3530, max_bytes)
     part = choose(everything.labels, split, val_fraction=val_fraction, split_seed=split_seed, limit=limit)
     return everything.subset(part)
 
@@ -134,8 +140,10 @@ def _find(
     return images, labels
 
 
-def _read(files: tuple[Path, Path], classes: tuple[str, ...], mean: float, std: float) -> InMemorySet:
-    images, labels = read_idx(files[0], num_dims=3), read_idx(files[1], num_dims=1)
+def _read(
+    files: tuple[Path, Path], classes: tuple[str, ...], mean: float, std: float, max_bytes: int | None
+) -> InMemorySet:
+    images, labels = read_idx(files[0], 3, max_bytes), read_idx(files[1], 1, max_bytes)
     if len(images) != len(labels) or not len(images):
         raise ValueError(
             f"{files[0]} holds {len(images)} pictures, but {files[1].name} beside it holds {len(labels)} labels; both "

@@ -13,8 +13,9 @@ import scipy.sparse as sp
 import torch
 from torch import Tensor
 
-from topomask.data.archives import READ_ERRORS
 from topomask.data.checks import check_finite, check_labels, class_numbers
+from topomask.data.limits import check_bytes, limit_of
+from topomask.data.npz import read_npz
 from topomask.data.root import data_root, missing
 from topomask.data.splits import check_split
 from topomask.graph import Graph
@@ -28,7 +29,8 @@ _KEYS = ("x_data", "x_indices", "x_indptr", "x_shape", "y", "edges", "train_mask
 _SPLITS = ("train", "val", "test")
 # Features that are kept sparse have a smaller part that is not 0.
 _SPARSE = 0.1
-_UNREADABLE: tuple[type[Exception], ...] = (*READ_ERRORS, ValueError, KeyError)
+# Columns of features that may be empty: there are at most as many others as there are entries.
+_EMPTY_COLUMNS = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -258,6 +260,7 @@ def node_set(
     *,
     scaling: Scaling | None = None,
     metric: Metric | None = None,
+    max_bytes: int | None = None,
 ) -> NodeSet:
     """A graph with classes of its nodes, from ``node/<name>.npz`` of the data root. Nothing is unpickled.
 
@@ -270,6 +273,9 @@ def node_set(
             ``"binary"`` for coauthors and ``"row"`` for papers, as usual; else ``"none"``.
         metric: What is reported of it: ``"accuracy"``, or ``"roc_auc"`` for two classes. Default: ``"roc_auc"`` for
             minesweeper and tolokers, else ``"accuracy"``.
+        max_bytes: Largest size of the file, unpacked, and of features that are kept dense. Default: the environment
+            variable ``TOPOMASK_MAX_BYTES``, else 512 MiB, and 50 times the size of the file, or 16 MiB where this is
+            more.
 
     References:
         Yang et al. (2016), Planetoid; Shchur et al. (2018), coauthors; Platonov et al. (2023), the others.
@@ -282,7 +288,7 @@ def node_set(
         )
         raise missing(name, file.parent, [file.name], how)
     entry = NODE_SETS.get(name, NodeEntry(0, 0))
-    found = _read(file)
+    found = _read(file, max_bytes)
     x = _features(file, found, entry.scaling if scaling is None else scaling)
     labels, num_nodes = found["y"], x.shape[0]
     if entry.num_nodes not in (0, num_nodes):
@@ -294,7 +300,8 @@ def node_set(
         )
     metric = check_metric(entry.metric if metric is None else metric)
     try:
-        inputs, classes = _features_of(x, entry.sparse), torch.from_numpy(labels.astype(np.int64))
+        inputs = _features_of(x, entry.sparse, limit_of("max_bytes", max_bytes))
+        classes = torch.from_numpy(labels.astype(np.int64))
         for split in _SPLITS:
             if found[f"{split}_mask"].dtype != bool:
                 raise ValueError(f"{split}_mask must be bool, but is {found[f'{split}_mask'].dtype}.")
@@ -304,7 +311,10 @@ def node_set(
         graph = Graph.from_edges(edges.T if edges.ndim == 2 else edges, num_nodes)
         if entry.num_edges not in (0, graph.num_edges):
             raise ValueError(f"there are {graph.num_edges:,} edges, but {name} has {entry.num_edges:,}.")
-        return NodeSet(name, graph, inputs, classes, _count_classes(classes, masks), masks, metric)
+        num_classes = _count_classes(classes, masks)
+        if num_classes > num_nodes:
+            raise ValueError(f"there are {num_nodes} nodes, but a class has the number {num_classes - 1}.")
+        return NodeSet(name, graph, inputs, classes, num_classes, masks, metric)
     except ValueError as error:
         raise ValueError(f"{file} contradicts itself: {error} Get it again.") from None
 
@@ -342,19 +352,15 @@ def _repeated(masks: dict[str, Tensor], labels: Tensor) -> dict[str, Tensor]:
     return {split: mask.expand(most, -1) if len(mask) == 1 else mask for split, mask in masks.items()}
 
 
-def _read(file: Path) -> dict[str, Array]:
+def _read(file: Path, max_bytes: int | None) -> dict[str, Array]:
     try:
-        # Opened here: where it fails, NumPy leaves files open.
-        with file.open("rb") as source:
-            archive = np.load(source, allow_pickle=False)
-            if not isinstance(archive, np.lib.npyio.NpzFile):
-                raise ValueError("it is one array, and no archive of several")
-            lacking = [key for key in _KEYS if key not in archive]
-            if lacking:
-                raise ValueError(f"it has no {', '.join(lacking)}")
-            return {key: archive[key] for key in _KEYS}
-    except _UNREADABLE as error:
-        raise ValueError(f"{file} cannot be read: {error}. It is cut off or another file. Get it again.") from None
+        found = read_npz(file, max_bytes)
+        lacking = [key for key in _KEYS if key not in found]
+        if lacking:
+            raise ValueError(f"it has no {', '.join(lacking)}.")
+    except ValueError as error:
+        raise ValueError(f"{file} cannot be read: {error} It is cut off or another file. Get it again.") from None
+    return found
 
 
 def _features(file: Path, found: dict[str, Array], scaling: Scaling) -> Any:
@@ -362,9 +368,15 @@ def _features(file: Path, found: dict[str, Array], scaling: Scaling) -> Any:
     if found["x_data"].dtype.kind not in "biuf":
         raise ValueError(f"`x_data` of {file} must be real numbers, but is {found['x_data'].dtype}. Get it again.")
     try:
-        x = sp.csr_array(parts, shape=tuple(int(size) for size in found["x_shape"]))
+        for part in parts[1:]:
+            if part.dtype.kind not in "iu":
+                raise ValueError(f"x_indices and x_indptr must be integers, but one is {part.dtype}")
+        shape = tuple(int(size) for size in found["x_shape"])
+        if len(shape) != 2 or not 0 <= shape[1] <= len(parts[0]) + _EMPTY_COLUMNS:
+            raise ValueError(f"x_shape is {shape}, but there are {len(parts[0]):,} entries")
+        x = sp.csr_array(parts, shape=shape)
         x.check_format(full_check=True)
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, OverflowError) as error:
         raise ValueError(f"The features in {file} are no sparse matrix: {error}. Get it again.") from None
     if not np.isfinite(x.data).all():
         node = int(x.tocoo().coords[0][~np.isfinite(x.data)][0])
@@ -372,10 +384,12 @@ def _features(file: Path, found: dict[str, Array], scaling: Scaling) -> Any:
     return _scaled(x, scaling)
 
 
-def _features_of(x: Any, sparse: bool | None) -> Tensor | SparseRows:
+def _features_of(x: Any, sparse: bool | None, max_bytes: int | None = None) -> Tensor | SparseRows:
     """Features, a sparse matrix, as they are kept."""
     if sparse is None:
         sparse = x.count_nonzero() < _SPARSE * x.shape[0] * x.shape[1]
+    if not sparse and max_bytes is not None:
+        check_bytes("`x`, dense,", 4 * x.shape[0] * x.shape[1], max_bytes)
     return SparseRows.from_scipy(x) if sparse else torch.from_numpy(x.toarray().astype(np.float32))
 
 

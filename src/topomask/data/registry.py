@@ -82,7 +82,7 @@ def load(name: str, root: str | Path | None = None, split: str = "train", **opti
         if accepted[option].default is inspect.Parameter.empty and option not in options:
             raise ValueError(
                 f"The data set {name!r} needs the option {option!r}. Pass {option}=... (on the command line: "
-                f"data.{option}=...)."
+                f"--data.{option} ...)."
             )
     if "root" in accepted:
         options["root"] = root

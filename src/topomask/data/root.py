@@ -6,6 +6,8 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from topomask.support.files import cache_folder
+
 
 class MissingDataError(FileNotFoundError):
     """Files of a data set are not where they are looked for; the message says where, which, and how to get them."""
@@ -26,8 +28,7 @@ def data_root(root: str | Path | None = None) -> Path:
         return Path(root).expanduser()
     if os.environ.get("TOPOMASK_DATA"):
         return Path(os.environ["TOPOMASK_DATA"]).expanduser()
-    folder = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return Path(folder) / "topomask" / "data"
+    return cache_folder() / "data"
 
 
 def way_out(*, download: bool = False) -> str:
@@ -38,10 +39,10 @@ def way_out(*, download: bool = False) -> str:
     """
     if download:
         return (
-            "Pass download=True (on the command line: data.download=true), or set $TOPOMASK_DATA or `root` "
-            "(data.root=DIR) to the folder that has it."
+            "Pass download=True (on the command line: --data.download True), or set $TOPOMASK_DATA or `root` "
+            "(--data.root DIR) to the folder that has it."
         )
-    return "Set $TOPOMASK_DATA or `root` (on the command line: data.root=DIR) to the folder that has it."
+    return "Set $TOPOMASK_DATA or `root` (on the command line: --data.root DIR) to the folder that has it."
 
 
 def missing(name: str, folder: Path, expected: Sequence[str], how: str, *, download: bool = False) -> MissingDataError:

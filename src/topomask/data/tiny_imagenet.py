@@ -9,9 +9,11 @@ from topomask.data.archives import damage_named
 from topomask.data.download import RemoteFile, fetch
 from topomask.data.image_folder import ImageFolder
 from topomask.data.labelled_set import InMemorySet, to_memory
+from topomask.data.limits import check_bytes, unpacked_limit
 from topomask.data.root import data_root, missing
 from topomask.support.files import remove_leftovers, write_atomically
 
+_MAX_UNPACKED = 1 << 32
 _NAME = "tiny-imagenet-50.zip"
 _EVERY = 4
 _TOP = "tiny-imagenet-200"
@@ -84,6 +86,8 @@ def _pick(whole: Path, subset: Path, every: int) -> None:
             zipfile.ZipFile(whole) as source,
             zipfile.ZipFile(subset, "w", zipfile.ZIP_STORED) as target,
         ):
+            size = sum(member.file_size for member in source.infolist())
+            check_bytes(whole, size, unpacked_limit(whole, most=_MAX_UNPACKED))
             ids = sorted(source.read(f"{_TOP}/wnids.txt").decode().split())[::every]
             for name in sorted(source.namelist()):
                 parts = name.split("/")

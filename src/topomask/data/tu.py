@@ -18,12 +18,13 @@ from torch.nn import functional as F
 from topomask.data.archives import DAMAGE
 from topomask.data.degrees import MAX_DEGREE, DegreeInput, degree_features
 from topomask.data.graph_set import GraphSet
+from topomask.data.limits import check_bytes, limit_of, unpacked_limit
 from topomask.data.root import data_root, missing
 from topomask.graph import Graph
 from topomask.support.near_names import did_you_mean
 
 Array = npt.NDArray[Any]
-_CHUNK = 1 << 25
+_CHUNK = 1 << 24
 # Part of the record of a run: raise it where the same files and fields give other graphs or features.
 TU_VERSION = 2
 _HOW = "Download it from www.chrsmrrs.com/graphkerneldatasets."
@@ -79,6 +80,7 @@ def tu_dataset(
     degree: DegreeInput | None = None,
     max_degree: int | None = None,
     standardize: bool = True,
+    max_bytes: int | None = None,
 ) -> GraphSet:
     """A set of TUDataset, from ``tudataset/<name>.zip`` or the folder ``tudataset/<name>`` of the data root.
 
@@ -96,6 +98,9 @@ def tu_dataset(
         max_degree: Degrees from here on share a column, where they are one-hot. Default: 128.
         standardize: Standardise attributes and logarithms over all graphs. To do so over those of training, pass
             false and call :meth:`GraphSet.standardized` with their numbers.
+        max_bytes: Largest size of the files, unpacked, of the numbers in one of them, and of the input. Default: the
+            environment variable ``TOPOMASK_MAX_BYTES``, else 512 MiB, and 50 times the size of an archive, or 16 MiB
+            where this is more.
 
     References:
         Morris et al. (2020), TUDataset. Errica et al. (2020), A fair comparison of graph neural networks.
@@ -103,7 +108,7 @@ def tu_dataset(
     entry = TU_SETS.get(name, TUEntry(0, 0))
     attributes = entry.attributes if attributes is None else attributes
     degree = entry.degree if degree is None else degree
-    files = _Files(name, data_root(root) / "tudataset")
+    files = _Files(name, data_root(root) / "tudataset", max_bytes)
     owner = _owners(files)
     labels, classes = _labels(files, owner)
     if name in TU_SETS and (len(labels), len(classes)) != (entry.num_graphs, entry.num_classes):
@@ -120,6 +125,9 @@ def tu_dataset(
         )
     if max_degree is None and degree == "one-hot":
         max_degree = entry.max_degree
+    if degree == "one-hot":
+        largest = max(int(np.diff(graph.indptr).max()) for graph in graphs)
+        _check_one_hot(files, len(owner), 1 + (largest if max_degree is None else min(max_degree, largest)))
     degrees = degree_features(graphs, degree, max_degree)
     labels_of_nodes = files.need("node_labels") if entry.has_node_labels else files.numbers("node_labels")
     x, quantities = _inputs(files, len(owner), labels_of_nodes, attributes, degrees, degree == "log")
@@ -132,8 +140,9 @@ def tu_dataset(
 class _Files:
     """The text files of a set, in a folder or a zip archive."""
 
-    def __init__(self, name: str, place: Path) -> None:
+    def __init__(self, name: str, place: Path, max_bytes: int | None) -> None:
         self.name = name
+        self.max_bytes = limit_of("max_bytes", max_bytes)
         self.archive: zipfile.ZipFile | None = None
         folders = [place / name / "raw", place / name, place / f"{name}.zip"]
         held = [path for path in folders if path.is_file() or (path / f"{name}_A.txt").is_file()]
@@ -144,15 +153,20 @@ class _Files:
         if self.where.is_file():
             try:
                 self.archive = zipfile.ZipFile(self.where)
-            except zipfile.BadZipFile as error:
+            except DAMAGE as error:
                 raise ValueError(f"{self.where} is no whole zip archive: {error}. Get it again. {_HOW}") from None
+            size = sum(member.file_size for member in self.archive.infolist())
+            check_bytes(self.where, size, unpacked_limit(self.where, max_bytes))
 
     def open(self, kind: str) -> IO[bytes] | None:
         """A file, such as ``A`` or ``graph_labels``, or None."""
         file = f"{self.name}_{kind}.txt"
         if self.archive is None:
             path = self.where / file
-            return path.open("rb") if path.is_file() else None
+            if not path.is_file():
+                return None
+            check_bytes(path, path.stat().st_size, self.max_bytes)
+            return path.open("rb")
         members = [member for member in self.archive.namelist() if member.rpartition("/")[2] == file]
         return self.archive.open(members[0]) if members else None
 
@@ -166,7 +180,7 @@ class _Files:
     def numbers(self, kind: str, dtype: Any = np.int64) -> Array | None:
         """All numbers of a file, one row per line; None where there is no such file."""
         place = f"{self.name}_{kind}.txt in {self.where}"
-        parts, lines = [], 0
+        parts, lines, size = [], 0, 0
         try:
             source = self.open(kind)
             if source is None:
@@ -175,6 +189,9 @@ class _Files:
                 for text in _whole_lines(source):
                     lines += text.count(b"\n")
                     parts.append(_parse(text, dtype, place))
+                    # Numbers of a digit take more than their text.
+                    size += parts[-1].nbytes
+                    check_bytes(place, size, self.max_bytes)
         except DAMAGE as error:
             raise ValueError(f"{place} breaks off: {error}. Get it again. {_HOW}") from None
         values = np.concatenate(parts) if parts else np.empty(0, dtype)
@@ -285,11 +302,13 @@ def _inputs(
     files: _Files, num_nodes: int, labels: Array | None, attributes: bool, degrees: Tensor, log: bool
 ) -> tuple[Tensor, list[int]]:
     """The input of all nodes, and which columns of it are quantities: attributes, and degrees where they are."""
-    parts, is_quantity = [], []
+    parts: list[Tensor] = []
+    is_quantity: list[bool] = []
     if labels is not None:
         _check_rows(files, "node_labels", labels, num_nodes)
         for column in labels.T:
             kinds, places = np.unique(column, return_inverse=True)
+            _check_one_hot(files, num_nodes, len(is_quantity) + len(kinds))
             parts.append(F.one_hot(torch.from_numpy(places.reshape(-1)), len(kinds)).float())
             is_quantity += [False] * len(kinds)
     if attributes:
@@ -306,13 +325,18 @@ def _inputs(
     elif labels is None and not degrees.shape[1] and files.has("node_attributes"):
         warnings.warn(
             f"{files.name} in {files.where} has attributes of nodes, but no labels: nodes have the constant 1 as "
-            "input. To take attributes pass attributes=True (data.attributes=true); else, perhaps, degrees.",
+            "input. To take attributes pass attributes=True (--data.attributes True); else, perhaps, degrees.",
             stacklevel=3,
         )
     parts.append(degrees)
     is_quantity += [log] * degrees.shape[1]
     x = torch.cat(parts, dim=1) if is_quantity else torch.ones(num_nodes, 1)
     return x, [column for column, measured in enumerate(is_quantity) if measured]
+
+
+def _check_one_hot(files: _Files, num_nodes: int, columns: int) -> None:
+    # They are int64 before they are float.
+    check_bytes(f"One-hot input of {num_nodes:,} nodes in {files.where}", 8 * num_nodes * columns, files.max_bytes)
 
 
 def _check_rows(files: _Files, kind: str, values: Array, num_nodes: int) -> None:

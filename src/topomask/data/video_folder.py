@@ -53,7 +53,7 @@ class VideoFolder(LabelledSet):
         path = Path(path)
         if path.is_file():
             raise ValueError(f"`path` must be a folder, but {path} is a file. Videos are not read out of archives.")
-        need("av", "PyAV", "video", "Reading videos")
+        need("av", "Reading videos")
         self._files = ClassFolders(
             path,
             split,

@@ -11,7 +11,7 @@ from scipy.spatial import cKDTree
 from torch import Tensor
 
 from topomask.graph.graph import Graph
-from topomask.graph.input import Array, check_integer
+from topomask.graph.input import Array, check_integer, check_node_count, max_nodes
 
 
 def path_graph(num_nodes: int) -> Graph:
@@ -22,6 +22,7 @@ def path_graph(num_nodes: int) -> Graph:
 def cycle_graph(num_nodes: int) -> Graph:
     """A cycle of at least three nodes."""
     check_integer("num_nodes", num_nodes, 3)
+    check_node_count("num_nodes", num_nodes, "Make it smaller")
     nodes = np.arange(num_nodes)
     return Graph.from_edges(np.stack([nodes, (nodes + 1) % num_nodes]), num_nodes)
 
@@ -38,9 +39,12 @@ def grid_graph(*shape: int) -> Graph:
         raise ValueError("`shape` is empty. Pass the size of every dimension, as in grid_graph(16, 16).")
     for axis, size in enumerate(shape):
         check_integer(f"shape[{axis}]", size, 1)
-    nodes = np.arange(math.prod(shape)).reshape(shape)
-    edges = []
-    for axis in range(len(shape)):
+    check_node_count("shape", math.prod(int(size) for size in shape), "Make it smaller")
+    # Without dimensions of size 1, which join nothing: NumPy has a limit to their number.
+    sizes = [size for size in shape if size > 1]
+    nodes = np.arange(math.prod(sizes)).reshape(sizes)
+    edges = [np.zeros((2, 0), dtype=np.int64)]
+    for axis in range(len(sizes)):
         moved = np.moveaxis(nodes, axis, 0)
         edges.append(np.stack([moved[:-1].ravel(), moved[1:].ravel()]))
     return Graph.from_edges(np.concatenate(edges, axis=1), nodes.size)
@@ -48,7 +52,8 @@ def grid_graph(*shape: int) -> Graph:
 
 def hypercube_graph(dim: int) -> Graph:
     """The hypercube of 2**dim nodes; neighbours differ in one bit."""
-    check_integer("dim", dim, 0)
+    # More would have more nodes than a graph may have.
+    check_integer("dim", dim, 0, max_nodes().bit_length() - 1)
     nodes = np.arange(2**dim)
     edges = [np.stack([nodes, nodes ^ (1 << bit)]) for bit in range(dim)]
     return Graph.from_edges(np.concatenate([np.zeros((2, 0), dtype=np.int64), *edges], axis=1), 2**dim)

@@ -13,13 +13,27 @@ import scipy.sparse as sp
 import torch
 from torch import Tensor
 
-from topomask.graph.input import Array, check_nodes, edge_array, node_count, starts_in_pyg, weight_array
+from topomask.graph.input import (
+    Array,
+    Duplicates,
+    check_crossing,
+    check_duplicates,
+    check_nodes,
+    edge_array,
+    merge_edges,
+    networkx_edges,
+    node_count,
+    row_totals,
+    scipy_entries,
+    sort_entries,
+    starts_in_pyg,
+    symmetrize,
+    weight_array,
+)
 from topomask.graph.records import GROUPS, MATRICES, Records, SparseMatrix, find_record
 from topomask.ops import segments
+from topomask.ops.derived import plainly
 from topomask.ops.sample_walks import GraphTensors
-
-# Weights of the two directions of an edge may differ by this part: what is left of float32 after a few operations.
-_ROUNDING = 1e-6
 
 Normalization = Literal["sym", "row", "none"]
 
@@ -34,8 +48,10 @@ class Graph:
     :func:`topomask.grid_graph`.
 
     Rules for edges that come in unusual shapes: an edge that is listed more than once, in either direction when the
-    graph is undirected, is one edge, and its listed weights must agree; a self-loop is one entry on the diagonal and
-    counts once in the degree; an edge of weight zero is no edge.
+    graph is undirected, is one edge, and its listed weights must agree, unless ``duplicates`` says what to make of
+    them; a self-loop is one entry on the diagonal and counts once in the degree; an edge of weight zero is no edge.
+
+    A graph does not change: its arrays are read-only. ``Graph(...)`` copies the arrays it is given, and checks them.
 
     Attributes:
         indptr: Row pointers, [N + 1], int64.
@@ -66,11 +82,21 @@ class Graph:
     # The graphs that this one is a batch of; what is computed of them is joined instead of computed again.
     parts: tuple[Graph, ...] = ()
     num_nodes: int = field(init=False)
-    _records: Records = field(default_factory=Records, init=False)
+    _records: Records = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "num_nodes", len(self.indptr) - 1)
-        self._freeze()
+        # Builders do not come this way.
+        from topomask.graph.validation import checked_fields
+
+        given = {entry.name: getattr(self, entry.name) for entry in fields(self) if entry.init}
+        self.__setstate__(checked_fields(**given))
+
+    @classmethod
+    def _trusted(cls, **arrays: Any) -> Self:
+        """A graph of arrays that were just computed: neither checked nor copied."""
+        graph = object.__new__(cls)
+        graph.__setstate__({"num_graphs": 1, "parts": (), "num_nodes": len(arrays["indptr"]) - 1} | arrays)
+        return graph
 
     def __getstate__(self) -> dict[str, Any]:
         """Without what is computed again, and without parts, which would travel twice."""
@@ -78,7 +104,7 @@ class Graph:
         return state | {"parts": ()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state | {"_records": Records()})
+        self.__dict__.update(state | {"_records": Records(self)})
         self._freeze()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
@@ -86,8 +112,11 @@ class Graph:
         return self
 
     def _freeze(self) -> None:
-        for array in (self.indptr, self.indices, self.weights, self.ids, self.degrees, self.graph_index):
+        for name in ("indptr", "indices", "weights", "ids", "degrees", "graph_index"):
+            array = self.__dict__[name]
             array.flags.writeable = False
+            # A view cannot be made writeable again.
+            self.__dict__[name] = array.view()
 
     @classmethod
     def from_edges(
@@ -98,6 +127,7 @@ class Graph:
         *,
         directed: bool = False,
         signed: bool = False,
+        duplicates: Duplicates | None = None,
     ) -> Self:
         """Build a graph from a list of edges.
 
@@ -108,11 +138,18 @@ class Graph:
             weights: One weight per edge, [E]. Default: ones.
             directed: Keep the direction of edges. Otherwise (i, j) and (j, i) are the same edge.
             signed: Allow negative weights.
+            duplicates: What becomes of the weights of an edge that is listed more than once: their ``"sum"``, their
+                ``"mean"``, or the one listed ``"first"``. Where the graph is undirected, (i, j) and (j, i) are listings
+                of the same edge, so a list that has every edge in both directions doubles its weights by ``"sum"``;
+                :meth:`from_pyg` merges each direction for itself. Default: they must agree, and count once.
         """
+        check_duplicates(duplicates)
         pairs = edge_array(edges)
         num_edges = pairs.shape[1]
         values = np.ones(num_edges) if weights is None else weight_array(weights, pairs, signed)
         num_nodes = node_count(pairs, num_nodes)
+        if duplicates is not None:
+            pairs, values = merge_edges(pairs, values, directed, duplicates)
         source, target = pairs
         if not directed:
             source, target = np.concatenate([source, target]), np.concatenate([target, source])
@@ -120,43 +157,51 @@ class Graph:
         return cls._from_entries(source, target, values, num_nodes, directed)
 
     @classmethod
-    def from_scipy(cls, matrix: Any, *, directed: bool = False, signed: bool = False) -> Self:
-        """Build a graph from a SciPy sparse adjacency matrix. Stored duplicates are summed, as SciPy does."""
-        if not sp.issparse(matrix):
-            raise ValueError(
-                f"`matrix` must be a SciPy sparse matrix, but is a {type(matrix).__name__}. "
-                "Wrap it in scipy.sparse.csr_array first."
-            )
-        if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1]:
-            raise ValueError(f"`matrix` must be square, but has shape {matrix.shape}. Pass an N x N adjacency matrix.")
-        coo = sp.coo_array(sp.csr_array(matrix))
-        pairs = np.stack([coo.row, coo.col]).astype(np.int64)
-        values = weight_array(coo.data, pairs, signed)
-        graph = cls._from_entries(pairs[0], pairs[1], values, node_count(pairs, coo.shape[0]), directed)
+    def from_scipy(
+        cls, matrix: Any, *, directed: bool = False, signed: bool = False, duplicates: Duplicates = "sum"
+    ) -> Self:
+        """Build a graph from a SciPy sparse adjacency matrix.
+
+        Entries that are stored more than once are summed, as SciPy does, unless ``duplicates`` is ``"mean"`` or
+        ``"first"``.
+        """
+        check_duplicates(duplicates)
+        pairs, values = scipy_entries(matrix, summed=duplicates == "sum")
+        pairs, values = merge_edges(pairs, weight_array(values, pairs, signed), True, duplicates)
+        graph = cls._from_entries(pairs[0], pairs[1], values, node_count(pairs, matrix.shape[0]), directed)
         fix = "symmetrise it with (A + A.T) / 2"
         return graph if directed else graph._symmetrized("`matrix`", fix, fix)
 
     @classmethod
-    def from_networkx(cls, graph: Any, *, weight: str = "weight", signed: bool = False) -> Self:
+    def from_networkx(
+        cls, graph: Any, *, weight: str = "weight", signed: bool = False, duplicates: Duplicates = "sum"
+    ) -> Self:
         """Build a graph from a NetworkX graph; node k is the k-th node that NetworkX lists.
 
-        Edges without the attribute ``weight`` count 1, parallel edges of a multigraph are summed, and the result is
-        directed when the NetworkX graph is.
+        Edges without the attribute ``weight`` count 1, parallel edges of a multigraph are summed unless ``duplicates``
+        is ``"mean"`` or ``"first"``, and the result is directed when the NetworkX graph is.
         """
+        check_duplicates(duplicates)
         import networkx as nx
 
         if graph.number_of_nodes() == 0:
             raise ValueError("`graph` has no nodes. A topomask graph needs at least one node.")
+        if duplicates != "sum":
+            options: dict[str, Any] = {"directed": graph.is_directed(), "signed": signed, "duplicates": duplicates}
+            return cls.from_edges(*networkx_edges(graph, weight), **options)
         matrix = nx.to_scipy_sparse_array(graph, weight=weight, dtype=np.float64, format="csr")
         return cls.from_scipy(matrix, directed=graph.is_directed(), signed=signed)
 
     @classmethod
-    def from_pyg(cls, data: Any, *, directed: bool = False, signed: bool = False) -> Self:
+    def from_pyg(
+        cls, data: Any, *, directed: bool = False, signed: bool = False, duplicates: Duplicates | None = None
+    ) -> Self:
         """Build a graph from a PyG ``Data`` or ``Batch``; ``edge_weight`` is used where present.
 
         A ``Batch``, or data with ``batch``, stays a batch: walks know which graph they are in. A node of a directed
         graph hears the nodes that its edges lead to, where PyG sends messages along edges: flip ``edge_index`` to have
-        the same. Features of edges are not used.
+        the same. Features of edges are not used. ``duplicates`` is that of :meth:`from_edges`; (i, j) and (j, i) are
+        merged apart from each other, and must agree afterwards unless the graph is directed.
         """
         edge_index, weights = data.edge_index, getattr(data, "edge_weight", None)
         if edge_index is None:
@@ -164,19 +209,16 @@ class Graph:
                 "`data` has no `edge_index`. Turn `adj_t` with PyG's to_edge_index(); for a graph without edges, set "
                 "torch.empty(2, 0).long()."
             )
-        graph = cls.from_edges(edge_index, data.num_nodes, weights, directed=True, signed=signed)
+        options: dict[str, Any] = {"directed": True, "signed": signed, "duplicates": duplicates}
+        graph = cls.from_edges(edge_index, data.num_nodes, weights, **options)
         if not directed:
             fixes = "add the reverse edges with PyG's to_undirected() first", "take to_undirected(..., reduce='mean')"
             graph = graph._symmetrized("`edge_index`", *fixes)
         starts = starts_in_pyg(data, graph.num_nodes)
         sizes = np.diff(starts)
         graph_index = np.repeat(np.arange(len(sizes)), sizes)
-        row = graph._rows()
-        crossing = np.flatnonzero(graph_index[row] != graph_index[graph.indices])
-        if crossing.size:
-            i, j = row[crossing[0]], graph.indices[crossing[0]]
-            raise ValueError(f"Edge ({i}, {j}) joins two graphs of the batch. Rebuild it with PyG's Batch.")
-        return cls(
+        check_crossing(graph_index, graph._rows(), graph.indices, "Rebuild it with PyG's Batch.")
+        return cls._trusted(
             indptr=graph.indptr,
             indices=graph.indices,
             weights=graph.weights,
@@ -209,7 +251,7 @@ class Graph:
         nodes = np.cumsum([0] + [g.num_nodes for g in graphs])
         entries = np.cumsum([0] + [len(g.indices) for g in graphs])
         groups = np.cumsum([0] + [g.num_graphs for g in graphs])
-        return cls(
+        return cls._trusted(
             indptr=np.concatenate([[0], *(g.indptr[1:] + start for g, start in zip(graphs, entries, strict=False))]),
             indices=np.concatenate([g.indices + start for g, start in zip(graphs, nodes, strict=False)]),
             weights=np.concatenate([g.weights for g in graphs]),
@@ -223,27 +265,13 @@ class Graph:
 
     @classmethod
     def _from_entries(cls, source: Array, target: Array, values: Array, num_nodes: int, directed: bool) -> Self:
-        rises, stays = source[1:] > source[:-1], source[1:] == source[:-1]
-        # Neighbour lists usually come in order, and sorting them would take longer than all the rest.
-        if not (rises | (stays & (target[1:] > target[:-1]))).all():
-            order = np.lexsort((values, target, source))
-            source, target, values = source[order], target[order], values[order]
-        repeated = (source[1:] == source[:-1]) & (target[1:] == target[:-1])
-        conflict = np.flatnonzero(repeated & (values[1:] != values[:-1]))
-        if conflict.size:
-            k = conflict[0]
-            raise ValueError(
-                f"Edge ({source[k]}, {target[k]}) is listed with different weights, {values[k]} and {values[k + 1]}. "
-                "List it once, or build the graph with from_scipy, which sums duplicates."
-            )
-        keep = np.concatenate([[True], ~repeated])[: len(source)] & (values != 0)
-        source, target, values = source[keep], target[keep], values[keep]
+        source, target, values = sort_entries(source, target, values)
         indptr = np.concatenate([[0], np.cumsum(np.bincount(source, minlength=num_nodes))])
-        degrees = _row_totals(indptr, np.abs(values))
+        degrees = row_totals(indptr, np.abs(values))
         too_large = np.flatnonzero(np.isinf(degrees))
         if too_large.size:
             raise ValueError(f"The weights at node {too_large[0]} overflow when they are added up. Scale them down.")
-        return cls(
+        return cls._trusted(
             indptr=indptr,
             indices=target,
             weights=values,
@@ -335,7 +363,7 @@ class Graph:
         block = sp.csr_array((self.weights, self.indices, self.indptr), shape=shape)[part][:, part]
         block.sort_indices()
         graphs, graph_index = np.unique(self.graph_index[part], return_inverse=True)
-        return type(self)(
+        return self._trusted(
             indptr=block.indptr.astype(np.int64),
             indices=block.indices.astype(np.int64),
             weights=block.data,
@@ -347,11 +375,11 @@ class Graph:
         )
 
     @cached_property
-    def tensors(self) -> GraphTensors:
-        """The arrays a walk sampler needs, as CPU tensors."""
-        with torch.device("cpu"), torch.inference_mode(False):
+    def _tensors(self) -> GraphTensors:
+        """The arrays a walk sampler needs, as CPU tensors that nobody else has."""
+        with plainly(), torch.device("cpu"):
             row_ptr, weights = torch.tensor(self.indptr), torch.tensor(self.weights)
-            return GraphTensors(
+            return GraphTensors.trusted(
                 row_ptr=row_ptr,
                 columns=torch.tensor(self.indices).to(segments.index_type(self.num_nodes)),
                 cumulative=segments.cumulative_sum(weights.abs(), row_ptr),
@@ -388,7 +416,7 @@ class Graph:
         """The nodes, those that are close to each other next to each other, [N]; on the CPU, for compiled kernels."""
         from topomask.ops.tiles.layout import order_nodes
 
-        return order_nodes(self.tensors.row_ptr, self.tensors.columns)
+        return order_nodes(self._tensors.row_ptr, self._tensors.columns)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -403,40 +431,12 @@ class Graph:
         return np.repeat(np.arange(self.num_nodes), np.diff(self.indptr))
 
     def _symmetrized(self, what: str, add: str, join: str) -> Self:
-        """The same with equal weights of both directions; a ValueError where these differ by more than rounding.
-
-        Args:
-            what: What is to be symmetric.
-            add: How to add a direction that is missing.
-            join: How to make two weights one.
-        """
-        matrix = self.to_scipy()
-        mirrored = sp.csr_array(matrix.T)
-        difference = sp.coo_array(matrix - mirrored)
-        differs = difference.data != 0
-        if not differs.any():
-            return self
-        rows, columns = difference.row[differs], difference.col[differs]
-        smaller = np.minimum(*(np.abs(side[rows, columns]) for side in (matrix, mirrored)))
-        wrong = np.flatnonzero(np.abs(difference.data[differs]) > _ROUNDING * smaller)
-        if wrong.size:
-            i, j = int(rows[wrong[0]]), int(columns[wrong[0]])
-            fix = join if smaller[wrong[0]] else add
-            raise ValueError(
-                f"{what} must be symmetric for an undirected graph, but entry ({i}, {j}) is {matrix[i, j]} "
-                f"and entry ({j}, {i}) is {matrix[j, i]}. Pass directed=True, or {fix}."
-            )
-        mean = sp.coo_array((matrix + mirrored) / 2)
-        return self._from_entries(mean.row, mean.col, mean.data, self.num_nodes, self.directed)
+        """The same with equal weights of both directions; a ValueError where they differ by more than rounding."""
+        mean = symmetrize(self.to_scipy(), what, add, join)
+        return self if mean is None else self._from_entries(mean.row, mean.col, mean.data, self.num_nodes, False)
 
     def __repr__(self) -> str:
         parts = [f"num_nodes={self.num_nodes}", f"num_edges={self.num_edges}"]
         parts += ["directed=True"] * self.directed + ["signed=True"] * self.signed
         parts += [f"num_graphs={self.num_graphs}"] * (self.num_graphs > 1)
         return f"Graph({', '.join(parts)})"
-
-
-def _row_totals(indptr: Array, values: Array) -> Array:
-    with torch.device("cpu"), torch.inference_mode(False):
-        row_ptr = torch.from_numpy(indptr)
-        return segments.last(segments.cumulative_sum(torch.from_numpy(values), row_ptr), row_ptr).numpy()

@@ -15,8 +15,8 @@ from topomask.nn.attention import MaskedAttention
 from topomask.nn.dropout import drop
 from topomask.support.imports import need
 
-_GPSConv: Any = need("torch_geometric.nn", "PyG", "pyg", "MaskedGPSConv").GPSConv
-_reset = need("torch_geometric.nn.inits", "PyG", "pyg", "MaskedGPSConv").reset
+_GPSConv: Any = need("torch_geometric.nn", "MaskedGPSConv").GPSConv
+_reset = need("torch_geometric.nn.inits", "MaskedGPSConv").reset
 _OPTIONS = ("act", "act_kwargs", "norm", "norm_kwargs")
 
 
@@ -172,7 +172,9 @@ def _batch_of(graph: Graph, batch: Tensor | None, x: Tensor) -> Tensor | None:
         raise ValueError(f"`graph` must be a topomask.Graph, but is a {type(graph).__name__}. Use Graph.from_pyg.")
     if graph.num_nodes != len(x):
         raise ValueError(f"`graph` must have the {len(x)} nodes of `x`, but has {graph.num_nodes}.")
-    own = torch.from_numpy(graph.graph_index.copy()).to(x.device)
+    own = graph.groups_on(x.device)
+    if own is None:
+        own = torch.zeros(len(x), dtype=torch.int64, device=x.device)
     if batch is not None and not torch.equal(batch.to(own), own):
         raise ValueError("`batch` contradicts `graph`: nodes belong to other graphs. Leave it out, or fix one of them.")
     return own if graph.num_graphs > 1 else batch

@@ -16,6 +16,7 @@ from topomask.masks.mask import Mask
 from topomask.masks.operator import Normalizer, Operator
 from topomask.ops import segments
 from topomask.ops.derived import derivation
+from topomask.ops.registration import has_values
 from topomask.ops.sparse_product import Pattern, make_pattern
 
 # Entries per head up to which an operator that is not sparse may be written out within a sparse one.
@@ -61,7 +62,8 @@ def sample_walks(mask: Mask, graph: Graph) -> Any:
 def check_same_tokens(parts: Sequence[Operator], name: str) -> None:
     """A ValueError unless operators have the same queries, keys and graphs."""
     sizes = [(part.num_queries, part.num_keys) for part in parts]
-    if len(set(sizes)) > 1:
+    # One by one: in a set, the compiler would take sizes for constants.
+    if any(size != sizes[0] for size in sizes):
         raise ValueError(f"`{name}` must have the same queries and keys, but have {sizes}.")
     if torch.compiler.is_compiling():
         return
@@ -77,6 +79,8 @@ def check_same_tokens(parts: Sequence[Operator], name: str) -> None:
 def _same(first: Tensor | None, second: Tensor | None) -> bool:
     if first is None or second is None or first is second:
         return first is second
+    if not (has_values(first) and has_values(second)):
+        return first.shape == second.shape
     return torch.equal(first.cpu(), second.cpu())
 
 

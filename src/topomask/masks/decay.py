@@ -31,8 +31,8 @@ class ExponentialDecay(nn.Module):
 
     @property
     def rate(self) -> Tensor:
-        """The rate a of every head, [H]."""
-        return self.log_rate.exp()
+        """The rate a of every head, [H], in at least float32."""
+        return self.log_rate.to(torch.promote_types(self.log_rate.dtype, torch.float32)).exp()
 
     def forward(self, distances: Tensor) -> Tensor:
         """The decay at ``distances`` [..., 1], [..., H]."""

@@ -14,6 +14,7 @@ from topomask.graph.input import check_integer
 from topomask.graph.records import Recipe, TensorRecord
 from topomask.masks.low_rank import LowRankOperator
 from topomask.masks.mask import GraphMask
+from topomask.ops.registration import has_values
 from topomask.walks.modulation import table_per_head
 
 
@@ -53,7 +54,7 @@ class DegreeMask(GraphMask):
         super().__init__(graph, num_heads)
         z = torch.full((max_degree + 1,), 0.5) if z is None else z
         start = table_per_head("z", z, num_heads, max_degree + 1, f"max_degree + 1={max_degree + 1}", "degree from 0")
-        if not start.is_meta and not bool(((start > 0) & (start < 1)).all()):
+        if has_values(start) and not bool(((start > 0) & (start < 1)).all()):
             raise ValueError(f"`z` must lie between 0 and 1, both excluded, but is {start.tolist()}.")
         self.logits, self.max_degree = nn.Parameter(start.logit()), max_degree
         self._recipe = _Degrees(max_degree).shared()
@@ -75,5 +76,5 @@ class _Degrees(Recipe):
 
     def make(self, graph: Graph, device: torch.device, dtype: torch.dtype) -> TensorRecord:  # noqa: ARG002
         # A part of a graph keeps the degrees of the whole.
-        degrees = graph.degrees.astype(np.int64) if graph.tensors.unit_weights else np.diff(graph.indptr)
+        degrees = graph.degrees.astype(np.int64) if graph._tensors.unit_weights else np.diff(graph.indptr)
         return TensorRecord(torch.tensor(np.minimum(degrees, self.max_degree)).to(device))

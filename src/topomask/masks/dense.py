@@ -56,9 +56,10 @@ class DenseOperator(Operator):
     def __init__(self, mask: Mask, matrix: Tensor) -> None:
         super().__init__(mask, num_tokens=matrix.shape[-2])
         self.num_keys = matrix.shape[-1]
-        matrix = matrix.to(torch.promote_types(matrix.dtype, torch.float32))
+        self.dtype, self.device = torch.promote_types(matrix.dtype, torch.float32), matrix.device
+        self._widen(matrix)
+        matrix = matrix.to(self.dtype)
         self._matrix = matrix if matrix.ndim == 3 else matrix[None]
-        self.dtype, self.device = matrix.dtype, matrix.device
 
     def matmul(self, x: Tensor) -> Tensor:
         """M x."""

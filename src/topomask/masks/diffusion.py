@@ -20,7 +20,9 @@ from topomask.masks.mask import GraphMask
 from topomask.masks.operator import Cost
 from topomask.masks.walk import WalkMask
 from topomask.ops.diffusion import count_terms, diffuse
+from topomask.ops.registration import has_values
 from topomask.walks.modulation import positive_per_head
+from topomask.walks.sample import check_sizes
 
 # Terms of a series of a usual time.
 _TERMS = 16
@@ -132,6 +134,7 @@ class DiffusionMask(GraphMask):
         if max_length is None:
             most = float(rates.max()) * (self._record(own).matrix.growth if negated else 1.0)
             max_length = _count_steps(most, 1e-3 / (2 if symmetric else 1))
+        check_sizes(num_walks, max_length, self.num_heads)
         lengths = torch.arange(max_length + 1, dtype=torch.float64, device="cpu")
         # As logarithms: the factor exp(-rate) may underflow where the product does not.
         powers = torch.special.xlogy(lengths, rates[:, None]) - torch.lgamma(lengths + 1.0)
@@ -166,7 +169,7 @@ class DiffusionOperator(BlockOperator):
         return self._count_terms(self._tolerance_in(torch.float32))
 
     def _count_terms(self, tolerance: float) -> list[int]:
-        if torch.compiler.is_compiling() or self._times.is_meta:
+        if not has_values(self._times):
             # For estimates of cost alone, where times are not known.
             return [_TERMS] * self.num_heads
         return self._once(
@@ -185,8 +188,8 @@ class DiffusionOperator(BlockOperator):
         rest = moved.shape[-1 - first :]
         flat = moved.reshape(self.num_heads, self.num_keys, rest.numel())
         values = self._values.to(x.dtype)
-        out = diffuse(matrix.pattern, values, self._times, flat, matrix.radius, matrix.growth, tolerance)
-        if matrix.growth > 0:
+        out = diffuse(matrix.pattern, values, self._times, flat, matrix.bounds, tolerance)
+        if matrix.grows:
             out = out * self._growth(self._times, out.dtype)
         return out.reshape(moved.shape).movedim(tuple(range(-1 - first)), tuple(range(first, -1)))
 
@@ -257,8 +260,8 @@ class DiffusionOperator(BlockOperator):
         products per entry at most. Their rounding errors are taken for independent, which gives the root of w.
         """
         times = self._times.detach().double()
-        z = (times * self._matrix.radius)[:, None, None]
-        relative = math.sqrt(self._matrix.longest_row + 2) * (z + 3.0 * z.sqrt() + 2.0)
+        z = (times * self._matrix.bounds[0])[:, None, None]
+        relative = (self._matrix.longest_row + 2.0).sqrt() * (z + 3.0 * z.sqrt() + 2.0)
         return _EXACT * relative * self._growth(times, torch.float64)
 
     def magnitude(self) -> DiffusionOperator:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from topomask.ops.pair_attention import pair_attention
+from topomask.ops.quotient import Attended, to_precision
 from topomask.ops.sparse_heads import join_heads
 from topomask.ops.sparse_product import Pattern
 
@@ -34,8 +35,8 @@ class PairSums(NamedTuple):
 
 def attend_entries(
     entries: Entries, num_heads: int, q: Tensor, k: Tensor, v: Tensor, sums: PairSums, is_key: Tensor | None
-) -> Tensor:
-    """Attention [B, H, N_q, D] over the entries of an operator.
+) -> Attended:
+    """Attention [B, H, N_q, D] over the entries of an operator, and its normaliser.
 
     Args:
         entries: The entries.
@@ -47,12 +48,12 @@ def attend_entries(
         is_key: Which keys count in softmax attention, [B, H, N_k]. Default: all.
     """
     pattern, values, magnitudes = entries
-    separate = None if magnitudes is values or not sums.magnitudes else magnitudes.to(v.dtype)
+    separate = None if magnitudes is values or not sums.magnitudes else to_precision(magnitudes, v.dtype)
     shape = (*q.shape[:3], v.shape[-1])
-    (q, k, v), is_key = join_heads((q, k, v), is_key, num_heads, len(pattern.row_ptr) - 1)
-    out = pair_attention(
+    (q, k, v), is_key = join_heads((q, k, v), is_key, num_heads, len(pattern.row_ptr) - 1, len(pattern.column_ptr) - 1)
+    out, total = pair_attention(
         pattern,
-        values.to(v.dtype),
+        to_precision(values, v.dtype),
         separate,
         q,
         k,
@@ -62,4 +63,4 @@ def attend_entries(
         absolute=sums.absolute,
         normalize=sums.normalize,
     )
-    return out.reshape(shape)
+    return Attended(out.reshape(shape), total)

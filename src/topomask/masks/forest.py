@@ -19,6 +19,7 @@ from topomask.masks.mask import GraphMask
 from topomask.masks.operator import Cost, Operator
 from topomask.ops.forest_sums import forest_sums
 from topomask.ops.forest_table import Decomposition, count_transformed_levels, decompose, forest_table
+from topomask.ops.registration import has_values
 from topomask.ops.rooted_forest import RootedForest, diameter, distances, root_forest
 from topomask.walks.modulation import table_per_head
 
@@ -92,14 +93,14 @@ class ForestMask(GraphMask):
             self._start_terms(rate)
         self._recipe = _ForestRecipe(weighted, cut=table is not None).shared()
         if graph is not None and not next(self.parameters()).is_meta:
-            self._check_growth(self._record(graph).diameter)
+            self._check_growth(self._record(graph))
 
     def _start_terms(self, rate: float | Tensor | None) -> None:
         rate = 0.5 ** torch.arange(self.num_terms) if rate is None else torch.as_tensor(rate)
         rate = rate if rate.is_floating_point() else rate.to(torch.get_default_dtype())
         rate = rate.expand(self.num_terms) if rate.ndim == 0 else rate
         start = table_per_head("rate", rate, self.num_heads, self.num_terms, f"num_terms={self.num_terms}", "term")
-        if not self.growing and not start.is_meta and not bool((start > 0).all()):
+        if not self.growing and has_values(start) and not bool((start > 0).all()):
             raise ValueError(f"`rate` must be positive, but is {start.tolist()}. Pass growing=True for any sign.")
         self.rates = nn.Parameter(start if self.growing else start.log())
         if self.num_terms == 1:
@@ -136,12 +137,13 @@ class ForestMask(GraphMask):
         )
         return cls(forest, num_heads, **options)
 
-    def _check_growth(self, diameter: float) -> None:
+    def _check_growth(self, record: _Forest) -> None:
         """A ValueError where entries would overflow."""
-        if self.table is not None:
+        if self.table is not None or not has_values(self.rates):
             return
         rate = max(0.0, float(-self.rates.detach().amin())) if self.growing else 0.0
         offset = float(self.offset.detach().amax()) if self.num_terms == 1 else 0.0
+        diameter = record.diameter
         most = rate * diameter + offset
         if most > MAX_GROWTH:
             raise ValueError(
@@ -163,9 +165,7 @@ class ForestMask(GraphMask):
         return _evaluate(*self._function(), distance)
 
     def _operator(self, graph: Graph, record: _Forest) -> ForestOperator:
-        # Inside torch.compile rates cannot be looked at.
-        if not torch.compiler.is_compiling():
-            self._check_growth(record.diameter)
+        self._check_growth(record)
         return ForestOperator(self, graph, record, *self._function())
 
     def extra_repr(self) -> str:
@@ -192,8 +192,7 @@ class ForestOperator(Operator):
         self._record, self._exponents, self._weights = record, exponents, weights
         self._growing, self._positive = mask.growing, exponents is not None and mask.num_terms == 1
         if exponents is None:
-            # Whole distances from 0 to the diameter.
-            size = int(record.diameter) + 1
+            size = record.num_distances
             self._weights = F.pad(weights, (0, max(0, size - weights.shape[1])))[:, :size]
 
     def matmul(self, x: Tensor) -> Tensor:
@@ -260,6 +259,8 @@ class _Forest(Record):
     lengths: Tensor  # of the edge to the parent of every place, [N], float64
     trees: Tensor  # the tree of every node, [N]
     diameter: float
+    # Whole distances from 0 to the diameter: a number that compiled code takes for a size.
+    num_distances: int
     # For tables: the cuts, levels of cuts that are transformed, and multiply-adds of a product.
     cuts: Decomposition | None
     noisy_levels: int
@@ -291,7 +292,9 @@ class _ForestRecipe(Recipe):
         cuts = self._cuts(graph, longest) if self.cut else None
         levels, work = (0, 0) if cuts is None else (count_transformed_levels(cuts), _count_work(cuts))
         cuts = None if cuts is None else cuts.to(device)
-        return _Forest(forest.to(device), lengths.to(device), trees.to(device), longest, cuts, levels, work)
+        return _Forest(
+            forest.to(device), lengths.to(device), trees.to(device), longest, int(longest) + 1, cuts, levels, work
+        )
 
     def _cuts(self, graph: Graph, longest: float) -> Decomposition:
         if not self.weighted:

@@ -29,9 +29,11 @@ class ScaledMatrix:
     radius: float
     shift: Tensor  # [N], constant in a connected component, so that it commutes with T; not negative
     growth: float  # the largest shift: exp(-t T) may be as large as exp(t growth)
+    bounds: Tensor  # [2], the radius and the growth again, on the CPU: inputs of compiled code, which serves any graph
+    grows: bool  # whether the growth is more than 0
     component: Tensor  # [N], the connected component of every node
     num_components: int
-    longest_row: int  # entries of a row of B at most
+    longest_row: Tensor  # [], entries of a row of B at most, float64
 
     def to(self, device: torch.device) -> ScaledMatrix:
         """The same on another device."""
@@ -43,6 +45,7 @@ class ScaledMatrix:
             absolute=entries if self.absolute is self.entries else self.absolute.to(device),
             shift=self.shift.to(device),
             component=self.component.to(device),
+            longest_row=self.longest_row.to(device),
         )
 
 
@@ -88,9 +91,11 @@ def scale_matrix(graph: Graph, name: GraphMatrix) -> ScaledMatrix:
         radius=radius,
         shift=torch.tensor(shift),
         growth=float(shift.max()),
+        bounds=torch.tensor([radius, shift.max()], dtype=torch.float64),
+        grows=bool(shift.max() > 0),
         component=torch.tensor(component, dtype=torch.int64),
         num_components=int(num_components),
-        longest_row=int(pattern.row_ptr.diff().max()),
+        longest_row=pattern.row_ptr.diff().max().double(),
     )
 
 

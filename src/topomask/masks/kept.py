@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 import torch
 from torch import Tensor
 
+from topomask.ops.derived import is_wrapped, plainly
+from topomask.ops.registration import fake_mode
+
 if TYPE_CHECKING:
     from topomask.masks.mask import Mask
     from topomask.masks.operator import Operator
@@ -93,11 +96,16 @@ def keep(
         parts: Operators that it is made of.
         make: Makes the operator of the values that parameters have now.
     """
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or fake_mode() is not None:
         return make()
     learns = torch.is_grad_enabled()
+    if learns and any(x.is_inference() and x.requires_grad for x in state):
+        raise RuntimeError(
+            f"A parameter of {type(mask).__name__} was made inside torch.inference_mode(), so it cannot be trained. "
+            "Make it outside, or call the mask inside torch.no_grad()."
+        )
     # Kept while no gradient is asked for, if changes can be noticed.
-    if any(x.is_meta or x.is_inference() or (learns and x.requires_grad) for x in state) or not all(
+    if any(x.is_meta or x.is_inference() or (learns and x.requires_grad) or is_wrapped(x) for x in state) or not all(
         part._is_kept for part in parts
     ):
         operator = make()
@@ -107,7 +115,7 @@ def keep(
     kept, settings = slots(), _settings(mask)
     last: _Kept | None = kept.get(mask)
     if last is None or not last.fits(state, parts, settings):
-        with torch.inference_mode(False), torch.no_grad():
+        with plainly():
             operator = make()
         operator._is_kept = True
         operator._watch(state, parts)

@@ -118,6 +118,7 @@ class KroneckerOperator(Operator):
         self.dtype = torch.promote_types(first.dtype, second.dtype)
         self.is_all_ones = first.is_all_ones and second.is_all_ones
         self._is_kept, self._watched = first._is_kept and second._is_kept, first._watched + second._watched
+        self._needs_float64 = first._needs_float64 or second._needs_float64
         self._first, self._second = first, second
         self.key_groups = self._groups()
         self._starts_with_first = self._products()[0] < self._products()[1]

@@ -72,6 +72,7 @@ class LowRankOperator(Operator):
         self.num_keys = v.shape[-2]
         self.dtype = torch.promote_types(torch.promote_types(u.dtype, v.dtype), torch.float32)
         self.device = u.device
+        self._widen(u, v)
         self._u, self._v, self._positive = u.to(self.dtype), v.to(self.dtype), positive
         self._tiles = find_tiles(graph, self.device)
 

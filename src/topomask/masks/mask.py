@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any
+from functools import wraps
+from typing import Any, Self
+from weakref import WeakSet
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from topomask.graph import Graph, path_graph
@@ -67,6 +70,12 @@ class Mask(nn.Module, ABC):
         self._graph = None if graph is None else _as_graph(graph)
         # Follows the module to devices and precisions, whether or not there are parameters.
         self.register_buffer("_anchor", torch.empty(0), persistent=False)
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Let constructors make parameters that can be trained, inside of inference mode too."""
+        super().__init_subclass__(**options)
+        if "__init__" in cls.__dict__:
+            cls.__init__ = _outside_inference_mode(cls.__init__)  # type: ignore[method-assign]
 
     @abstractmethod
     def on(self, graph: Graph | None = None, walks: Any = None) -> Operator:
@@ -171,6 +180,12 @@ class Mask(nn.Module, ABC):
             self.__dict__["_own"] = Record()
         return self._keep(self.__dict__["_own"], make)
 
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        # Parameters that can be trained stay so, unless some are given that cannot.
+        given = any(x.is_inference() for x in self.parameters())
+        with torch.inference_mode(given and torch.is_inference_mode_enabled()):
+            return super()._apply(fn, recurse)
+
     def __getstate__(self) -> dict[str, Any]:
         """Without operators that are kept: copies make their own."""
         return {name: value for name, value in self.__dict__.items() if name != "_own"}
@@ -187,6 +202,18 @@ class Mask(nn.Module, ABC):
     def extra_repr(self) -> str:
         """Shown when the module is printed."""
         return f"{self._graph}, num_heads={self.num_heads}" if self.takes_graph else f"num_heads={self.num_heads}"
+
+
+def _outside_inference_mode(method: Callable[..., None]) -> Callable[..., None]:
+    @wraps(method)
+    def run(self: Any, *arguments: Any, **options: Any) -> None:
+        if not torch.is_inference_mode_enabled():
+            method(self, *arguments, **options)
+            return
+        with torch.inference_mode(False), torch.no_grad():
+            method(self, *arguments, **options)
+
+    return run
 
 
 def _as_graph(graph: Any) -> Graph:
@@ -236,3 +263,80 @@ class GraphMask(Mask):
     @abstractmethod
     def _operator(self, graph: Graph, record: Any) -> Operator:
         """The operator of the values that parameters have now."""
+
+
+# The buffer by which processes agree on a seed.
+_OFFER = "_seed_of_first"
+
+
+class SeededModule(nn.Module):
+    """A module with a seed, which is that of the first process once ``DistributedDataParallel`` has wrapped the model.
+
+    It broadcasts buffers where it wraps a model: there all processes meet, which they may not where a module is built.
+    So the seed stands in a buffer as well. A subclass calls :meth:`_offer_seed` when it has a new one, and
+    :meth:`_follow` before it uses it.
+    """
+
+    # The version of the buffer when it was last compared with the seed: -1 for a copy, where it was not yet, and None
+    # once the first process has set it.
+    _compared: int | None = -1
+
+    @property
+    @abstractmethod
+    def _own_seed(self) -> int:
+        """The seed that is in use."""
+
+    @abstractmethod
+    def _take_seed(self, seed: int) -> None:
+        """Have the seed of the first process."""
+
+    def _offer_seed(self) -> None:
+        """Let the first process hand its seed to the others."""
+        # Never replaced: all processes must have the same buffers.
+        offer = self._buffers.get(_OFFER)
+        if offer is None:
+            device = next((parameter.device for parameter in self.parameters()), None)
+            self.register_buffer(_OFFER, torch.tensor(self._own_seed, device=device), persistent=False)
+            offer = self._buffers[_OFFER]
+        elif not offer.is_meta:
+            with torch.no_grad(), torch.inference_mode(False):
+                offer.fill_(self._own_seed)
+        assert offer is not None
+        self._compared = offer._version
+        _offering.add(self)
+
+    def _follow(self) -> None:
+        """Take the seed of the first process, where one was handed on since it was offered."""
+        if torch.compiler.is_dynamo_compiling():
+            _follow_before_tracing(self._buffers[_OFFER])
+            return
+        if self._compared is None:
+            return
+        offer = self._buffers[_OFFER]
+        assert offer is not None
+        if offer.is_meta or offer.is_inference() or offer._version == self._compared:
+            return
+        was_set, self._compared = self._compared != -1, offer._version
+        seed = int(offer)
+        if seed != self._own_seed:
+            self._take_seed(seed)
+        if was_set and dist.is_available() and dist.is_initialized():
+            # From now on, it is broadcast in every step, and looking would wait for the device.
+            self._compared = None
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        # A copy may have a seed that was handed on and not yet taken.
+        self._compared = -1
+        _offering.add(self)
+
+
+_offering: WeakSet[SeededModule] = WeakSet()
+
+
+@torch.compiler.assume_constant_result
+def _follow_before_tracing(offer: Tensor) -> None:
+    """Take the seed of the first process while code is compiled, before that code reads what follows from it."""
+    for module in list(_offering):
+        if module._buffers.get(_OFFER) is offer:
+            module._follow()

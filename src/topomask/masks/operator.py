@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, TypeVar
 
@@ -12,7 +13,10 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from topomask.masks.entries import Entries, PairSums, attend_entries
+from topomask.ops.derived import plainly
 from topomask.ops.pair_attention import TileWork
+from topomask.ops.quotient import Attended
+from topomask.ops.registration import has_values, is_transformed
 
 if TYPE_CHECKING:
     from topomask.graph import Graph
@@ -25,6 +29,8 @@ Normalizer = Literal["absolute", "signed", "none"]
 ELEMENTS_PER_CHUNK = 1 << 24
 # Entries of a dense mask that are kept while no parameter changes.
 MAX_KEPT_ENTRIES = 1 << 24
+# Entries are products of numbers; those beyond this, or below its inverse, are taken in float64.
+_MAX_FACTOR = 2.0**40
 
 _Kept = TypeVar("_Kept")
 
@@ -112,6 +118,8 @@ class Operator(ABC):
 
     # Whether what is computed of it is kept: no parameter changes, and no gradient is asked for.
     _is_kept: bool = False
+    # Whether entries leave the range of float32, so that attention has to be computed in float64.
+    _needs_float64: bool = False
     _watched: tuple[tuple[Tensor, int], ...] = ()
 
     def __init__(self, mask: Mask, graph: Graph | None = None, num_tokens: int | None = None) -> None:
@@ -126,11 +134,22 @@ class Operator(ABC):
         self.num_queries = self.num_keys = num_tokens
         self._watch(mask._state(), ())
 
-    def __init_subclass__(cls) -> None:
+    def __init_subclass__(cls, **options: Any) -> None:
         """Let what subclasses write instead of the defaults raise where a parameter has changed, too."""
+        super().__init_subclass__(**options)
         for name in ("rmatmul", "entries", "to_dense", "submatrix", "magnitude"):
             if name in cls.__dict__:
                 setattr(cls, name, _guarded(cls.__dict__[name]))
+
+    def _widen(self, *factors: Tensor) -> bool:
+        """Have entries in float64 where products of these numbers may leave float32; whether that is so."""
+        for factor in factors:
+            if factor.numel() and factor.device.type == "cpu" and has_values(factor):
+                largest = factor.detach().abs().amax().item()
+                self._needs_float64 |= largest > _MAX_FACTOR or 0 < largest < 1 / _MAX_FACTOR
+        if self._needs_float64:
+            self.dtype = torch.float64
+        return self._needs_float64
 
     @abstractmethod
     def matmul(self, x: Tensor) -> Tensor:
@@ -208,16 +227,17 @@ class Operator(ABC):
         inner_rows = max(self.cost().inner_rows, self.num_queries, self.num_keys)
         widest = phi_q.shape[:-2].numel() * inner_rows * max(1, width)
         step = max(1, min(num_features, ELEMENTS_PER_CHUNK // max(1, widest)))
-        if step == num_features:
+        if step >= num_features:
             return part(phi_q, phi_k, v)
         out = v.new_zeros(*phi_q.shape[:-1], width)
+        transformed = is_transformed()
         for start in range(0, num_features, step):
-            chunk = slice(start, start + step)
-            # Recomputed in the backward pass: kept products would take [N, M, D] numbers.
-            out = out + checkpoint(part, phi_q[..., chunk], phi_k[..., chunk], v, use_reentrant=False)
+            chunk = (phi_q[..., start : start + step], phi_k[..., start : start + step], v)
+            # Recomputed in the backward pass: kept products would take [N, M, D] numbers. Transforms know no hooks.
+            out = out + (part(*chunk) if transformed else checkpoint(part, *chunk, use_reentrant=False))
         return out
 
-    def attend_pairs(self, q: Tensor, k: Tensor, v: Tensor, sums: PairSums, is_key: Tensor | None = None) -> Tensor:
+    def attend_pairs(self, q: Tensor, k: Tensor, v: Tensor, sums: PairSums, is_key: Tensor | None = None) -> Attended:
         """Attention over the entries of a sparse operator.
 
         Args:
@@ -228,7 +248,7 @@ class Operator(ABC):
             is_key: Which keys count in softmax attention, [B, H, N_k]. Default: all.
 
         Returns:
-            [B, H, N_q, D].
+            The result, [B, H, N_q, D], and its normaliser.
         """
         return attend_entries(self.entries(), self.num_heads, q, k, v, sums, is_key)
 
@@ -240,7 +260,7 @@ class Operator(ABC):
                 f"`x` must have shape [..., num_heads={self.num_heads}, num_keys={self.num_keys}, C], "
                 f"but has shape {tuple(x.shape)}. Put heads before nodes with x.transpose(-2, -3)."
             )
-        with torch.autocast(x.device.type, enabled=False):
+        with nullcontext() if x.is_meta else torch.autocast(x.device.type, enabled=False):
             return self.matmul(x.to(torch.promote_types(x.dtype, torch.float32))).to(x.dtype)
 
     # Inside ``torch.compile``, which does not know the operator @, write ``operator(x)``.
@@ -255,7 +275,7 @@ class Operator(ABC):
         self.name = other.name
         self.num_heads, self.num_graphs, self.key_groups = other.num_heads, other.num_graphs, other.key_groups
         self.dtype, self.device = other.dtype, other.device
-        self.default_normalizer = other.default_normalizer
+        self.default_normalizer, self._needs_float64 = other.default_normalizer, other._needs_float64
         self._is_kept, self._watched = other._is_kept, other._watched
         self.num_queries, self.num_keys = num_queries, num_keys
 
@@ -275,7 +295,7 @@ class Operator(ABC):
             return make()
         kept: dict[Any, Any] = self.__dict__.setdefault("_kept", {})
         if name not in kept:
-            with torch.inference_mode(False), torch.no_grad():
+            with plainly():
                 kept[name] = make()
         return kept[name]
 
@@ -306,7 +326,7 @@ class Operator(ABC):
 def _transposed(operator: Operator, x: Tensor) -> Tensor:
     """The derivative of <M z, x> in z, which is M^T x, with gradients of its own where they are asked for."""
     shape = (*x.shape[:-2], operator.num_keys, x.shape[-1])
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or is_transformed():
         zeros = torch.zeros(shape, dtype=x.dtype, device=x.device)
         return torch.func.vjp(operator.matmul, zeros)[1](x)[0]
     learns = torch.is_grad_enabled()

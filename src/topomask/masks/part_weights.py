@@ -11,6 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from topomask.ops.registration import has_values
+
 Weight = float | Tensor
 
 
@@ -84,7 +86,7 @@ class PartWeights(nn.Module):
             raise ValueError(f"`weights` must be real numbers, but has dtype {tensor.dtype}.")
         if not tensor.is_floating_point():
             tensor = tensor.to(torch.get_default_dtype())
-        if not (tensor.is_meta or torch.compiler.is_compiling() or bool(tensor.detach().isfinite().all())):
+        if has_values(tensor) and not bool(tensor.detach().isfinite().all()):
             raise ValueError(f"`weights` must be finite, but is {tensor.tolist()}.")
         name = f"weight_{len(self._names)}" if self._names else "weight"
         if isinstance(tensor, nn.Parameter):

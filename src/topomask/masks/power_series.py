@@ -13,6 +13,8 @@ from topomask.masks.graph_blocks import BlockOperator, BlocksRecipe, GraphBlocks
 from topomask.masks.mask import GraphMask
 from topomask.masks.operator import Cost
 from topomask.ops import segments
+from topomask.ops.derived import plainly
+from topomask.ops.registration import has_values
 from topomask.ops.sparse_heads import multiply
 
 # Powers of W are kept as dense matrices up to this many numbers, 16 MB.
@@ -89,12 +91,13 @@ class PowerSeriesMask(GraphMask):
             return super()._record(graph)
         if graph is not self._graph:
             raise ValueError("This mask has `edge_weights` of its own graph. Build a new one for another graph.")
-        if self.edge_weights.shape != graph.indices.shape:
+        record: _Series = super()._record(graph)
+        if self.edge_weights.shape != record.row.shape:
             raise ValueError(
-                f"`edge_weights` must have shape [{len(graph.indices)}], one per entry of graph.to_edge_index(), "
+                f"`edge_weights` must have shape [{len(record.row)}], one per entry of graph.to_edge_index(), "
                 f"but has shape {tuple(self.edge_weights.shape)}."
             )
-        return super()._record(graph)
+        return record
 
     def _state(self) -> list[Tensor]:
         # Tensors with a gradient of their own are not registered.
@@ -146,7 +149,7 @@ class PowerSeriesOperator(BlockOperator):
     def _keeps_powers(self, num_entries: int) -> bool:
         """Whether powers are small and edge weights are not learnt, so that learning coefficients takes no products."""
         size = self._alpha.shape[1] * num_entries
-        return not self._is_weighted and size <= _MAX_KEPT_POWERS and not torch.compiler.is_compiling()
+        return not self._is_weighted and size <= _MAX_KEPT_POWERS and has_values(self._record.matrix.values)
 
     def _powers(self, in_blocks: bool) -> Tensor:
         return self._record.powers(self._absolute and self._record.signed, in_blocks, self.dtype)
@@ -160,7 +163,7 @@ class PowerSeriesOperator(BlockOperator):
 
     def _is_positive(self) -> bool:
         """Whether nothing is negative, so that the operator, with its gradient, is its own magnitude."""
-        if self._absolute or self._record.signed or self._is_weighted or torch.compiler.is_compiling():
+        if self._absolute or self._record.signed or self._is_weighted or not has_values(self._alpha):
             return self._absolute
         # Elsewhere, looking would wait for the device.
         return self._once("positive", lambda: self.device.type == "cpu" and bool((self._alpha.detach() > 0).all()))
@@ -200,7 +203,7 @@ class _Series(Record):
         """The powers of W, or of its absolute entries, [K + 1, N, N]; those within graphs alone, [K + 1, P]."""
         key = absolute, in_blocks, dtype
         if key not in self.kept:
-            with torch.inference_mode(False), torch.no_grad():
+            with plainly():
                 values = self.matrix.values.abs() if absolute else self.matrix.values
                 self.kept[key] = self._find_powers(values[None], in_blocks).to(dtype)
         return self.kept[key]
@@ -218,7 +221,8 @@ class _Series(Record):
 
 
 def _weigh(record: _Series, weights: Tensor) -> Tensor:
-    """The entries of W, [P], with these edge weights."""
+    """The entries of W, [P], with these edge weights, in at least float32."""
+    weights = weights.to(torch.promote_types(weights.dtype, torch.float32))
     if record.reverse is not None:
         weights = (weights + weights[record.reverse]) / 2
     if record.normalization == "none":
@@ -240,7 +244,7 @@ class _SeriesRecipe(Recipe):
         matrix = graph.matrix(self.normalization, torch.float64, device)
         return _Series(
             matrix,
-            segments.index(graph.tensors.row_ptr).to(device),
+            segments.index(graph._tensors.row_ptr).to(device),
             # The pattern of an undirected graph is symmetric, so the column order lists the reverse of every edge.
             None if graph.directed else matrix.pattern.order,
             graph.check_normalization(self.normalization),

@@ -17,7 +17,7 @@ from topomask.masks.mask import Mask
 from topomask.masks.operator import Cost, Operator, once
 from topomask.ops import segments
 from topomask.ops.derived import derivation
-from topomask.ops.quotient import divide
+from topomask.ops.quotient import Attended, divide
 from topomask.ops.sparse_product import Pattern, make_pattern
 
 
@@ -145,12 +145,12 @@ class PrefixOperator(Operator):
         """Ones of the prefix, per head: every token meets the prefix tokens of its graph, and the reverse."""
         return self._num_prefix * (2 * self.num_queries - self._start)
 
-    def attend_pairs(self, q: Tensor, k: Tensor, v: Tensor, sums: PairSums, is_key: Tensor | None = None) -> Tensor:
+    def attend_pairs(self, q: Tensor, k: Tensor, v: Tensor, sums: PairSums, is_key: Tensor | None = None) -> Attended:
         """Attention over the entries of the mask, as fast as it has it, and beside it what prefix tokens add."""
         if sums.softmax or sums.absolute or self.num_graphs > 1:
             return attend_entries(self.entries(), self.num_heads, q, k, v, sums, is_key)
         if not sums.normalize:
-            return self._sum_pairs(self._inner, q, k, v)
+            return Attended(self._sum_pairs(self._inner, q, k, v), v.new_ones(1))
         ones = v.new_ones(*v.shape[:-1], 1)
         magnitude = self._inner.magnitude() if sums.magnitudes else self._inner
         if magnitude is self._inner:
@@ -161,7 +161,7 @@ class PrefixOperator(Operator):
     def _sum_pairs(self, inner: Operator, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Unnormalised attention [B, H, P + N, D] with an operator on the nodes behind the prefix."""
         start = self._start
-        nodes = inner.attend_pairs(q[:, :, start:], k[:, :, start:], v[:, :, start:], PairSums(normalize=False))
+        nodes = inner.attend_pairs(q[:, :, start:], k[:, :, start:], v[:, :, start:], PairSums(normalize=False)).out
         from_prefix = (q[:, :, start:] @ k[:, :, :start].mT) @ v[:, :, :start]
         prefix = (q[:, :, :start] @ k.mT) @ v
         return torch.cat([prefix, nodes + from_prefix], dim=2)

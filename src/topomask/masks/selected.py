@@ -10,6 +10,7 @@ from topomask.masks.operator import Cost, Operator
 from topomask.masks.submatrix import gather, scatter
 from topomask.ops import segments
 from topomask.ops.derived import derivation
+from topomask.ops.registration import has_values
 from topomask.ops.sparse_product import Pattern, make_pattern
 
 
@@ -86,7 +87,7 @@ def _choose(nodes: Tensor | None, places: Tensor | None) -> Tensor | None:
 
 def _largest_count(nodes: Tensor | None) -> int:
     """How often a node appears at most."""
-    if nodes is None or torch.compiler.is_compiling() or not len(nodes):
+    if nodes is None or not has_values(nodes) or not len(nodes):
         return 1
     return int(torch.bincount(nodes).max())
 

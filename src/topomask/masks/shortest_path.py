@@ -21,6 +21,7 @@ from topomask.masks.graph_blocks import BlocksRecipe, GraphBlocks, blocks_patter
 from topomask.masks.mask import GraphMask
 from topomask.masks.operator import Cost, Operator
 from topomask.masks.sparse import SparseOperator
+from topomask.ops.registration import has_values
 from topomask.walks.modulation import table_per_head
 
 # Pairs of nodes of the same graph, which is one graph of 8,192 nodes: with 8 heads, their weights in float32 take 2 GB,
@@ -28,6 +29,10 @@ from topomask.walks.modulation import table_per_head
 MAX_NODE_PAIRS = 1 << 26
 
 DEFAULT_MAX_DISTANCE = 8
+# Beyond this, exponentials of biases are taken in float64: those of float32 end at 88.
+MAX_BIAS = 40.0
+# Inside torch.compile and torch.func, where numbers cannot be looked at, biases count up to this size.
+MAX_COMPILED_BIAS = 80.0
 # Nodes of small graphs that go to SciPy in one call, and distances that one call returns.
 _NODES_PER_CALL = 256
 _DISTANCES_PER_CALL = 1 << 22
@@ -57,7 +62,8 @@ class ShortestPathMask(GraphMask):
             len(boundaries) + 1. Default: :math:`2^{-b}`, or biases 0, where attention starts as if there were no mask.
         unreachable: Initial weight (or bias) of pairs in one graph without a path, which is then learnt too. Default:
             they have weight 0 for good.
-        bias: Learn biases inside the exponential of softmax attention.
+        bias: Learn biases inside the exponential of softmax attention. Where one is above 40 or below -40, exponentials
+            and attention are computed in float64, which holds them up to 700; not inside ``torch.compile``.
 
     Example:
         >>> import topomask as tm
@@ -108,10 +114,28 @@ class ShortestPathMask(GraphMask):
     def table(self) -> Tensor:
         """The weight of every head and bucket, and at last of pairs without a path, [H, K + 1]."""
         weight = self.weight.to(torch.promote_types(self.weight.dtype, torch.float32))
+        if self.bias and self._is_extreme():
+            weight = weight.double()
+        elif self.bias and not has_values(weight):
+            # Nothing tells whether float32 is enough, and infinite exponentials would spread.
+            weight = weight.clamp(-MAX_COMPILED_BIAS, MAX_COMPILED_BIAS)
         table = weight.exp() if self.bias else weight
         return table if self._learns_unreachable else F.pad(table, (0, 1))
 
+    def _is_extreme(self) -> bool:
+        """Whether exponentials of the biases are too large or too small for float32; unknown inside the compiler."""
+        weight = self.weight
+        if not has_values(weight) or weight.device.type != "cpu" or not weight.numel():
+            return False
+        return bool(weight.detach().abs().amax() > MAX_BIAS)
+
     def _operator(self, graph: Graph, record: _Buckets) -> Operator:
+        operator = self._on_pairs(graph, record)
+        if self.bias and self._is_extreme():
+            operator._needs_float64, operator.dtype = True, torch.float64
+        return operator
+
+    def _on_pairs(self, graph: Graph, record: _Buckets) -> Operator:
         # The weight of every pair of nodes of the same graph, [H, P].
         values = self.table().gather(1, record.buckets.long().expand(self.num_heads, -1))
         if graph.num_graphs == 1:

@@ -56,7 +56,7 @@ class SparseOperator(Operator):
     def cost(self) -> Cost:
         """Entries over all heads."""
         pattern, values, _ = self._entries
-        count = len(pattern.columns) * len(values)
+        count = pattern.columns.shape[0] * len(values)
         on_cpu = self.device.type == "cpu"
         tiles = None if self._tiles is None or not on_cpu else TileWork(*(x * len(values) for x in self._tiles))
         return Cost(

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from topomask.graph.input import check_integer
+from topomask.ops.derived import plainly
 from topomask.ops.sample_walks import random
 
 Kind = Literal["sine", "conv"]
@@ -297,7 +298,8 @@ def make_templates(
 def check_seed(seed: object) -> int:
     """A seed as a plain integer; a new one from torch's generator where there is none."""
     if seed is None:
-        return int(torch.randint(2**62, (), device="cpu"))
+        with plainly():
+            return int(torch.randint(2**62, (), device="cpu"))
     if isinstance(seed, bool) or not isinstance(seed, int) or not -(2**63) <= seed < 2**63:
         raise ValueError(f"`seed` must be an integer of 64 bits, but is {seed!r}.")
     return seed
@@ -331,6 +333,9 @@ def _correlate(taps: Tensor, signal: Tensor) -> Tensor:
     times as long in double precision.
     """
     num_channels, size = taps.shape
+    if torch.compiler.is_compiling():
+        # Code with a loop over blocks would serve sequences of one length alone.
+        return F.conv1d(signal.movedim(-1, 0), taps[:, None], groups=num_channels).movedim(0, -1)
     count = signal.shape[1] - size + 1
     block = min(_POSITIONS_PER_BLOCK, max(1, count))
     # Long signals are cut into segments side by side, so that blocks are few.

@@ -14,12 +14,13 @@ from topomask.graph.builders import path_graph
 from topomask.graph.input import check_integer
 from topomask.graph.records import Recipe, Record
 from topomask.masks.low_rank import LowRankOperator
-from topomask.masks.mask import GraphMask
-from topomask.masks.operator import Cost, Normalizer
+from topomask.masks.mask import GraphMask, SeededModule
+from topomask.masks.operator import Cost, Normalizer, Operator
 from topomask.masks.stochastic_codes import Kind, Noise, Sources, check_seed, load_seed, make_templates, save_seed
+from topomask.ops.registration import fake_mode
 
 
-class StochasticPositionMask(GraphMask):
+class StochasticPositionMask(SeededModule, GraphMask):
     r"""A learnable template of the lag between two tokens of a sequence, one per head, by random codes in O(N R).
 
     .. math:: M = \bar Q \bar K^\top, \qquad \mathbb{E}\,M_{mn} = \delta + (1 - \delta)\,P(m - n)
@@ -101,7 +102,20 @@ class StochasticPositionMask(GraphMask):
     @property
     def seed(self) -> int:
         """Seed of the noise."""
+        self._follow()
         return self._recipe.seed
+
+    @property
+    def _own_seed(self) -> int:
+        return self._recipe.seed
+
+    def _take_seed(self, seed: int) -> None:
+        self._take(replace(self._recipe, seed=seed))
+
+    def on(self, graph: Graph | None = None, walks: Any = None) -> Operator:
+        """The operator on a graph."""
+        self._follow()
+        return super().on(graph, walks)
 
     def resample(self, seed: int) -> None:
         """Draw new noise."""
@@ -135,16 +149,17 @@ class StochasticPositionMask(GraphMask):
     def _take(self, recipe: _PositionRecipe) -> None:
         """Have the noise of a recipe, drawn now on the mask's own graph."""
         self._recipe, self._own_record = recipe.shared(), None
+        self._offer_seed()
         if self._graph is not None and self.kind[1].type != "meta":
             self._record(self._graph)
 
     def _record(self, graph: Graph) -> _Positions:
         # In compiled code this record is an attribute that is read, so noise drawn anew needs no new code.
-        own = self._own_record
+        own = self._own_record if fake_mode() is None else None
         if own is not None and own[0] is graph and own[1].noise.constant.device == self.kind[1]:
             return own[1]
         record: _Positions = super()._record(graph)
-        if graph is self._graph and not torch.compiler.is_compiling():
+        if graph is self._graph and not torch.compiler.is_compiling() and fake_mode() is None:
             self._own_record = graph, record
         return record
 

@@ -23,6 +23,7 @@ from topomask.masks.operator import Cost, Operator, once
 from topomask.masks.part_weights import PartWeights, Weight
 from topomask.masks.union import join, unite
 from topomask.ops.pair_attention import TileWork
+from topomask.ops.registration import has_values
 
 
 class SumMask(Mask):
@@ -140,6 +141,7 @@ class SumOperator(Operator):
             weight.dtype for weight in weights if isinstance(weight, Tensor)
         ]:
             self.dtype = torch.promote_types(self.dtype, dtype)
+        self._needs_float64 = any(part._needs_float64 for part in parts)
         self._parts, self._weights = parts, weights
 
     def matmul(self, x: Tensor) -> Tensor:
@@ -193,7 +195,7 @@ class SumOperator(Operator):
             if not isinstance(weight, Tensor):
                 if weight < 0:
                     return False
-            elif torch.compiler.is_compiling() or weight.device.type != "cpu" or not bool((weight > 0).all()):
+            elif not has_values(weight) or weight.device.type != "cpu" or not bool((weight > 0).all()):
                 return False
         return True
 

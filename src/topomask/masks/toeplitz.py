@@ -16,6 +16,7 @@ from topomask.graph.input import check_integer
 from topomask.masks.mask import Mask
 from topomask.masks.operator import Cost, Operator
 from topomask.ops import toeplitz
+from topomask.ops.registration import has_values
 
 Distance = Literal["l1", "l2", "linf"]
 
@@ -116,9 +117,9 @@ class ToeplitzMask(Mask):
                 f"`f` must have shape {list(expected)} or {[self.num_heads, *expected]}, one number per "
                 f"{'distinct distance' if self.distance else 'offset'}, but has shape {tuple(f.shape)}."
             )
-        if not f.is_meta and not bool(f.isfinite().all()):
+        if has_values(f) and not bool(f.isfinite().all()):
             raise ValueError("`f` must be finite, but has entries that are not.")
-        if self.positive and not f.is_meta and not bool((f > 0).all()):
+        if self.positive and has_values(f) and not bool((f > 0).all()):
             raise ValueError("`f` must be positive where positive=True. Pass positive=False for entries of any sign.")
         return (f.log() if self.positive else f).expand(self.num_heads, *expected).clone()
 
@@ -143,8 +144,13 @@ class ToeplitzMask(Mask):
 
     def _apply_f(self, f: nn.Module) -> Tensor:
         """The values of f at all distances, [H, K]."""
+        from topomask.masks.decay import ExponentialDecay
+
         dtype = next((x.dtype for x in f.parameters() if x.is_floating_point()), torch.get_default_dtype())
-        values = f(self._distances().to(dtype)[:, None])
+        if isinstance(f, ExponentialDecay):
+            # It takes any precision; a module of one's own may take that of its parameters only.
+            dtype = torch.promote_types(dtype, torch.float32)
+        values = f(self._distances().to(self.kind[1], dtype)[:, None])
         if values.shape not in ((len(self._levels), 1), (len(self._levels), self.num_heads)):
             raise ValueError(
                 f"`f` must map distances [{len(self._levels)}, 1] to [{len(self._levels)}, num_heads={self.num_heads}] "

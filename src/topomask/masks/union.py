@@ -47,7 +47,7 @@ def unite(
     (*found,) = _unite(tensors, [num_heads, num_queries, num_keys, *own])
     count = len(patterns)
     heads = [
-        segments.index(pattern.row_ptr) // max(1, num_queries) if is_own else None
+        segments.index(pattern.row_ptr, pattern.columns.shape[0]) // max(1, num_queries) if is_own else None
         for pattern, is_own in zip(patterns, own, strict=True)
     ]
     return Union(Pattern(*found[:5]), found[5 : 5 + count], heads, not any(own))
@@ -59,7 +59,7 @@ def join(union: Union, num_heads: int, weights: list[Weight], parts: list[Tensor
     for tensor in (*parts, *(weight for weight in weights if isinstance(weight, Tensor))):
         dtype = torch.promote_types(dtype, tensor.dtype)
     rows = num_heads if union.is_shared else 1
-    total = parts[0].new_zeros(rows, len(union.pattern.columns), dtype=dtype)
+    total = parts[0].new_zeros(rows, union.pattern.columns.shape[0], dtype=dtype)
     for weight, values, places, heads in zip(weights, parts, union.places, union.heads, strict=True):
         values = values.to(dtype)
         if isinstance(weight, Tensor):

@@ -96,7 +96,7 @@ class VisitOperator(WalkOperator):
     """The overlap of visits, over the norms of rows where that is asked for."""
 
     def __init__(self, mask: VisitMask, graph: Graph, record: WalkRecord) -> None:
-        self._normalize = mask.normalize
+        self._normalize = self._cancels_scale = mask.normalize
         super().__init__(mask, graph, record)
 
     def _values(self, walks: WalkFeatures) -> Tensor:
@@ -104,10 +104,10 @@ class VisitOperator(WalkOperator):
         if not self._normalize:
             return values
         # The norms are those of the mask itself: larger ones would not give a magnitude that dominates it.
-        squares = walks.values(self._f).view(values.shape).square()
-        ones = squares.new_ones(len(squares), walks.pattern.shape[1], 1)
-        totals = spmm(walks.pattern, squares, ones)
-        return values * sddmm(walks.pattern, _inverse_roots(totals), ones)
+        squares = walks.values(self._f).view(values.shape).double().square()
+        ones = squares.new_ones(len(squares), walks._pattern.shape[1], 1)
+        totals = spmm(walks._pattern, squares, ones)
+        return (values * sddmm(walks._pattern, _inverse_roots(totals), ones)).to(values.dtype)
 
     def _dense_values(self, loads: Tensor) -> Tensor:
         values = super()._dense_values(loads)
@@ -116,9 +116,13 @@ class VisitOperator(WalkOperator):
         signed = values
         if self._absolute:
             signed = (self._f.to(values.dtype).unsqueeze(1) @ loads.to(values.dtype)).view(values.shape)
-        return values * _inverse_roots(signed.square().sum(dim=-1, keepdim=True))
+        totals = signed.double().square().sum(dim=-1, keepdim=True)
+        return (values * _inverse_roots(totals)).to(values.dtype)
 
 
 def _inverse_roots(totals: Tensor) -> Tensor:
-    """One over the norms of rows; a row that vanishes has a norm of 0, and a root with infinite slope."""
+    """One over the norms of rows; a row that vanishes has a norm of 0, and a root with infinite slope.
+
+    The slope at the square of a small number is large: float64 holds it.
+    """
     return torch.where(totals > 0, totals, 1.0).rsqrt()

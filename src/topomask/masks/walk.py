@@ -6,6 +6,7 @@ from torch import Tensor
 
 from topomask.graph import Graph, Normalization
 from topomask.masks.walking import WalkingMask, WalkOperator, draw_seed
+from topomask.ops.registration import has_values
 from topomask.walks import Coupling
 from topomask.walks.recipe import WalkRecipe, Walks
 from topomask.walks.record import WalkRecord
@@ -81,7 +82,7 @@ class WalkMask(WalkingMask):
             seed=draw_seed() if seed is None else seed,
         )
         super().__init__(graph, recipe, f, positive, walks, save_walks)
-        if halt_prob and not self.modulation.weight.is_meta:
+        if halt_prob and has_values(self.modulation.weight):
             from topomask.walks import theory
 
             theory.warn_if_variance_explodes(self.modulation().detach(), halt_prob)

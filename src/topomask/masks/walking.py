@@ -11,12 +11,15 @@ import torch
 from torch import Tensor
 
 from topomask.graph import Graph
-from topomask.graph.records import find_record
+from topomask.graph.records import as_traced, find_record, on_device
 from topomask.masks.entries import Entries, PairSums, attend_entries
-from topomask.masks.mask import Mask
+from topomask.masks.mask import Mask, SeededModule
 from topomask.masks.operator import Cost, Operator, once
+from topomask.ops.derived import plainly
 from topomask.ops.pair_attention import TileWork
 from topomask.ops.pair_values import pair_values
+from topomask.ops.quotient import Attended
+from topomask.ops.registration import fake_mode, has_values
 from topomask.ops.sparse_heads import densify, join_heads, multiply
 from topomask.walks import checkpoint
 from topomask.walks.features import WalkFeatures
@@ -30,10 +33,11 @@ if TYPE_CHECKING:
 
 def draw_seed() -> int:
     """A seed from torch's generator."""
-    return int(torch.randint(2**62, (), device="cpu"))
+    with plainly():
+        return int(torch.randint(2**62, (), device="cpu"))
 
 
-class WalkingMask(Mask):
+class WalkingMask(SeededModule, Mask):
     r"""A mask of sparse features that frozen walks leave behind, with a modulation that is learnt.
 
     .. math:: M = \Phi_q \Phi_k^\top \quad \text{or} \quad M = \Phi_q
@@ -71,6 +75,7 @@ class WalkingMask(Mask):
         self._given = walks
         self._default: WalkRecord | None = None
         self._bind()
+        self._offer_seed()
 
     @abstractmethod
     def _operator(self, graph: Graph, record: WalkRecord) -> WalkOperator:
@@ -86,16 +91,27 @@ class WalkingMask(Mask):
     @property
     def seed(self) -> int:
         """Seed of the walks."""
-        return self._recipe.seed
+        return self.recipe.seed
 
     @property
     def recipe(self) -> WalkRecipe:
         """All that decides the walks, apart from the graph."""
+        self._follow()
         return self._recipe
+
+    @property
+    def _own_seed(self) -> int:
+        return self._recipe.seed
+
+    def _take_seed(self, seed: int) -> None:
+        # Walks that were given do not depend on it.
+        if self._given is None:
+            self.resample(seed)
 
     @property
     def walks(self) -> Walks:
         """The walks on the mask's own graph: those of the queries, or (queries, keys) where keys have their own."""
+        self._follow()
         record = self._own_record()
         query, key = record.query, record.key
         return query if key is None or key is query else (query, key)
@@ -103,14 +119,11 @@ class WalkingMask(Mask):
     def sample(self, graph: Graph) -> Walks:
         """Walks of this mask on a graph, for :meth:`on`; a data loader can do this ahead of time."""
         self._check_graph(graph)
-        return self._recipe.sample(graph)
+        return self.recipe.sample(graph)
 
     def resample(self, seed: int) -> None:
         """Draw new walks, on the mask's own graph and on any other."""
         recipe = replace(self._recipe, seed=seed).shared()
-        if self._graph is None:
-            self._recipe = recipe
-            return
         self._take(recipe, None)
 
     def on(self, graph: Graph | None = None, walks: Any = None) -> Operator:
@@ -120,6 +133,7 @@ class WalkingMask(Mask):
             graph: The graph, or a batch of graphs. Default: the mask's own.
             walks: What :meth:`sample` gave for it. Default: sampled once per graph, with this mask's seed.
         """
+        self._follow()
         if graph is None and walks is None:
             graph, record = self.graph_or(None), self._own_record()
         else:
@@ -129,11 +143,10 @@ class WalkingMask(Mask):
 
     def _own_record(self) -> WalkRecord:
         # In compiled code the record is an attribute that is read, so walks drawn anew need no new code.
+        if fake_mode() is not None or (self._default is None and torch.compiler.is_compiling()):
+            return self._record(self.graph_or(None), self._given)
         if self._default is None:
-            graph = self.graph_or(None)
-            if torch.compiler.is_compiling():
-                return self._record(graph, self._given)
-            self._default = self._record(graph, self._given)
+            self._default = self._record(self.graph_or(None), self._given)
         return self._default
 
     def _record(self, graph: Graph, walks: Any) -> WalkRecord:
@@ -143,7 +156,7 @@ class WalkingMask(Mask):
                 self._check_graph(graph)
             return find_record(graph, self._recipe, device, dtype)
         self._check_graph(graph)
-        return _record_of(self._recipe, graph, walks, device, dtype)
+        return as_traced(_record_of(self._recipe, graph, walks, device, dtype))
 
     def _bind(self) -> None:
         """Find the walks on the mask's own graph now, in the mask's own precision."""
@@ -161,6 +174,7 @@ class WalkingMask(Mask):
             self._recipe, self._given = before
             self._bind()
             raise
+        self._offer_seed()
 
     @property
     def graph(self) -> Graph | None:
@@ -198,7 +212,7 @@ class WalkingMask(Mask):
     def get_extra_state(self) -> Tensor:
         """What is needed to have the same walks again."""
         walks = None if self._graph is None or self.modulation.weight.is_meta else self.walks
-        return checkpoint.write(self._recipe, self._graph, walks, self.save_walks)
+        return checkpoint.write(self.recipe, self._graph, walks, self.save_walks)
 
     def set_extra_state(self, state: Any) -> None:
         """Take the walks of a checkpoint: those stored in it, or the same sampled again and verified."""
@@ -232,8 +246,8 @@ def _record_of(recipe: WalkRecipe, graph: Graph, walks: Walks, device: torch.dev
     last = getattr(owner, "_last_record", None)
     if last is not None and last[0] == made_of:
         return last[1]
-    with torch.inference_mode(False), torch.no_grad(), torch.device("cpu"):
-        record = recipe.record_of(graph, walks, device, dtype)
+    with plainly(), torch.device("cpu"):
+        record = on_device(device, lambda place: recipe.record_of(graph, walks, place, dtype))
     object.__setattr__(owner, "_last_record", (made_of, record))
     return record
 
@@ -254,10 +268,15 @@ class WalkOperator(Operator):
         record: The walks on it.
     """
 
+    # Whether entries do not depend on the size of f.
+    _cancels_scale: bool = False
+
     def __init__(self, mask: WalkingMask, graph: Graph, record: WalkRecord) -> None:
         super().__init__(mask, graph)
         self._record = record
         self._f = mask.f()
+        if not self._cancels_scale and self._widen(self._f):
+            self._f = self._f.double()
         self._f_is_positive = mask.modulation.positive
         self._absolute = False
         # Now, so that layers that share the operator share them; on small graphs, where they are asked for.
@@ -281,7 +300,8 @@ class WalkOperator(Operator):
         """Phi from loads as dense matrices, [H, R, N]."""
         f, loads = (self._f.abs(), loads.abs()) if self._absolute else (self._f, loads)
         dtype = torch.promote_types(f.dtype, loads.dtype)
-        return (f.to(dtype).unsqueeze(1) @ loads.to(dtype)).view(self.num_heads, -1, self._record.query.num_columns)
+        query = self._record.query
+        return (f.to(dtype).unsqueeze(1) @ loads.to(dtype)).view(self.num_heads, query.num_rows, query.num_columns)
 
     def magnitude(self) -> WalkOperator:
         """The same walks with absolute f and absolute loads."""
@@ -296,7 +316,7 @@ class WalkOperator(Operator):
         """Whether nothing is negative, so that the operator, with its gradient, is its own magnitude."""
         if self._absolute or self._record.signed:
             return self._absolute
-        if self._f_is_positive or torch.compiler.is_compiling():
+        if self._f_is_positive or not has_values(self._f):
             return self._f_is_positive
         return self._once("positive", lambda: self._f.device.type == "cpu" and bool((self._f.detach() > 0).all()))
 
@@ -304,16 +324,16 @@ class WalkOperator(Operator):
         """Phi_q (Phi_k^T x)."""
         query, key = self._features
         if self._record.key is not None and key is not None:
-            x = multiply(self._record.key.pattern, key, x, self.num_heads, transpose=True)
-        return multiply(self._record.query.pattern, query, x, self.num_heads)
+            x = multiply(self._record.key_pattern, key, x, self.num_heads, transpose=True)
+        return multiply(self._record.query_pattern, query, x, self.num_heads)
 
     def rmatmul(self, x: Tensor) -> Tensor:
         """Phi_k (Phi_q^T x)."""
         query, key = self._features
-        x = multiply(self._record.query.pattern, query, x, self.num_heads, transpose=True)
+        x = multiply(self._record.query_pattern, query, x, self.num_heads, transpose=True)
         if self._record.key is None or key is None:
             return x
-        return multiply(self._record.key.pattern, key, x, self.num_heads)
+        return multiply(self._record.key_pattern, key, x, self.num_heads)
 
     def to_dense(self) -> Tensor:
         """M_hat, [H, N_q, N_k]."""
@@ -327,10 +347,10 @@ class WalkOperator(Operator):
         query, key = self._features
         size = self.num_heads, record.query.num_rows, record.query.num_columns
         if record.key is None or key is None:
-            return densify(record.query.pattern, query, *size)
-        keys = densify(record.key.pattern, key, self.num_heads, record.key.num_rows, record.key.num_columns)
+            return densify(record.query_pattern, query, *size)
+        keys = densify(record.key_pattern, key, self.num_heads, record.key.num_rows, record.key.num_columns)
         # A sparse matrix times a dense one: O(N^2), where a dense product would take O(N^3).
-        return multiply(record.query.pattern, query, keys.mT, self.num_heads)
+        return multiply(record.query_pattern, query, keys.mT, self.num_heads)
 
     @once
     def entries(self) -> Entries:
@@ -342,9 +362,9 @@ class WalkOperator(Operator):
         record, (query, key) = self._record, self._features
         if record.key is None or key is None:
             return query
-        return pair_values(record.pairs(), record.query.pattern, record.key.pattern, query, key)
+        return pair_values(record.pairs(), record.query_pattern, record.key_pattern, query, key)
 
-    def attend_pairs(self, q: Tensor, k: Tensor, v: Tensor, sums: PairSums, is_key: Tensor | None = None) -> Tensor:
+    def attend_pairs(self, q: Tensor, k: Tensor, v: Tensor, sums: PairSums, is_key: Tensor | None = None) -> Attended:
         """Attention over the entries of M_hat, computed on the fly where that is faster than keeping them."""
         record = self._record
         kinds = {x.dtype for x in (q, self._features.query)}
@@ -354,7 +374,7 @@ class WalkOperator(Operator):
         # Many masks are never attended to in this way.
         from topomask.ops.feature_attention import PackedWeights, feature_attention, fits
 
-        patterns = (record.query.pattern, record.key.pattern)
+        patterns = (record.query_pattern, record.key_pattern)
         separate = sums.magnitudes and not self._is_positive()
         features: FeatureValues | PackedWeights
         if self._is_kept and fits(q):
@@ -364,11 +384,12 @@ class WalkOperator(Operator):
         else:
             features = self._feature_values(separate)
         shape = (*q.shape[:3], v.shape[-1])
-        (q, k, v), is_key = join_heads((q, k, v), is_key, self.num_heads, len(patterns[0].row_ptr) - 1)
-        out = feature_attention(
+        sizes = (len(pattern.row_ptr) - 1 for pattern in patterns)
+        (q, k, v), is_key = join_heads((q, k, v), is_key, self.num_heads, *sizes)
+        out, total = feature_attention(
             *patterns, features, q, k, v, is_key=is_key, softmax=sums.softmax, normalize=sums.normalize
         )
-        return out.reshape(shape)
+        return Attended(out.reshape(shape), total)
 
     def _feature_values(self, separate_magnitudes: bool) -> FeatureValues:
         from topomask.ops.feature_attention import FeatureValues
@@ -385,13 +406,15 @@ class WalkOperator(Operator):
             return super().select(query_nodes, key_nodes)
         if torch.is_inference_mode_enabled():
             # Tensors of inference mode have no derivative, by which a transposed product may be computed.
-            with torch.inference_mode(False), torch.no_grad():
+            with plainly():
                 return self.select(query_nodes, key_nodes)
         record = self._record
         if record.key is None and key_nodes is not None:
             rows = self if query_nodes is None else self.select(query_nodes, None)
             return Operator.select(rows, None, key_nodes)
-        other = self._copy(_is_kept=False, _record=record.rows(query_nodes, key_nodes))
+        with plainly():
+            selected = record.rows(query_nodes, key_nodes)
+        other = self._copy(_is_kept=False, _record=selected)
         other._evaluated = other._evaluate()
         other.num_queries = other._record.query.num_rows
         if other._record.key is not None:

@@ -143,7 +143,7 @@ class _ResidualNetwork(nn.Module):
 
     def __init__(self, layer: Layer, dim: int, depth: int, out: int | None, dropout: float, num_heads: int) -> None:
         super().__init__()
-        pyg = need("torch_geometric.nn", "PyG", "pyg", f"The baseline {layer!r}")
+        pyg = need("torch_geometric.nn", f"The baseline {layer!r}")
         self.norms = nn.ModuleList(nn.LayerNorm(dim) for _ in range(depth))
         self.layers = nn.ModuleList(
             pyg.GCNConv(dim, dim, normalize=False) if layer == "gcn" else pyg.GATConv(dim, dim // num_heads, num_heads)
@@ -225,7 +225,7 @@ def _network(
     norm: str,
     num_heads: int,
 ) -> nn.Module:
-    pyg = need("torch_geometric.nn", "PyG", "pyg", f"The baseline {layer!r}")
+    pyg = need("torch_geometric.nn", f"The baseline {layer!r}")
     if layer == "sgc":
         return pyg.SGConv(width, dim if out is None else out, K=depth)
     common: dict[str, Any] = {"out_channels": out, "dropout": dropout, **_NORMS[norm]}
@@ -259,8 +259,8 @@ def _normalized(graph: Graph, tokens: Tensor) -> tuple[Tensor, Tensor | None]:
     Products with that know no half precision: for it there are edges and weights.
     """
     if graph not in _NORMALIZED:
-        conv = need("torch_geometric.nn.conv.gcn_conv", "PyG", "pyg", "The baseline 'gcn'")
-        utils = need("torch_geometric.utils", "PyG", "pyg", "The baseline 'gcn'")
+        conv = need("torch_geometric.nn.conv.gcn_conv", "The baseline 'gcn'")
+        utils = need("torch_geometric.utils", "The baseline 'gcn'")
         with (
             torch.inference_mode(False),
             torch.sparse.check_sparse_tensor_invariants(),

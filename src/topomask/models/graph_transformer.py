@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal, Self, get_args
 
-import torch
 from torch import Tensor, nn
 
 from topomask.attention.inputs import FeatureMap
@@ -144,7 +143,7 @@ class GraphTransformer(nn.Module):
         tokens = apply_linear(self.embedding, drop_features(x, self.input_dropout, self.training))
         for block in self.blocks:
             assert isinstance(block, GraphBlock)
-            operator = None if block.attention is None else _operator(block.attention.mask, graph)
+            operator = None if block.attention is None else block.attention.mask.on(graph)
             tokens = block(tokens, graph, operator)
         return self.head_norm(self.readout(self.norm(tokens), graph))
 
@@ -159,12 +158,6 @@ class GraphTransformer(nn.Module):
             [N, num_classes] for nodes, [num_graphs, num_classes] for graphs.
         """
         return self.head(self.dropout(self.represent(x, graph)))
-
-
-# Graphs come and go, and walks on a new one are sampled by kernels that the compiler cannot look into.
-@torch.compiler.disable
-def _operator(mask: Mask, graph: Graph) -> Operator:
-    return mask.on(graph)
 
 
 class GraphBlock(nn.Module):

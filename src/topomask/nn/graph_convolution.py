@@ -65,8 +65,6 @@ class GraphConvolution(nn.Module):
         return f"aggregation={self.aggregation!r}"
 
 
-# Made once per graph; not by the compiler, which need not look into it.
-@torch.compiler.disable
 def neighbor_matrix(graph: Graph, aggregation: Aggregation, device: torch.device) -> SparseMatrix:
     """The matrix of a sum over neighbours."""
     return find_record(graph, _RECIPES[aggregation], device, torch.float32)

@@ -45,7 +45,9 @@ class GraphReadout(nn.Module):
         """Tokens [N, C] to graphs [G, C], or to themselves."""
         if self.kind == "node":
             return x
-        groups = torch.from_numpy(graph.graph_index.copy()).to(x.device)
+        groups = graph.groups_on(x.device)
+        if groups is None:
+            groups = torch.zeros(len(x), dtype=torch.int64, device=x.device)
         # Sums over thousands of nodes need more digits, and a larger range, than half precision has.
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
         if self.score is not None:

@@ -9,6 +9,7 @@ import scipy.sparse as sp
 import torch
 from torch import Tensor, nn
 
+from topomask.graph.input import check_scipy
 from topomask.nn.dropout import drop
 from topomask.ops import segments
 from topomask.ops.sparse_product import Pattern, make_pattern, spmm
@@ -33,11 +34,20 @@ class SparseRows:
     """
 
     def __init__(self, pattern: Pattern, values: Tensor) -> None:
+        if not torch.compiler.is_compiling():
+            pattern.check()
+            if values.shape != pattern.columns.shape:
+                raise ValueError(
+                    f"`values` must have shape [{len(pattern.columns)}], one per entry of `pattern`, but has shape "
+                    f"{tuple(values.shape)}."
+                )
         self.pattern, self.values = pattern, values
 
     @classmethod
     def from_scipy(cls, matrix: Any) -> Self:
         """From a SciPy sparse matrix, in float32."""
+        if sp.issparse(matrix):
+            check_scipy(matrix)
         # A copy: what is done to it must not be done to the argument.
         matrix = sp.csr_array(matrix, copy=True)
         matrix.sum_duplicates()
@@ -77,7 +87,9 @@ class SparseRows:
     def to_dense(self) -> Tensor:
         """As a dense tensor, [N, F]."""
         rows = segments.index(self.pattern.row_ptr)
-        return self.values.new_zeros(self.shape).index_put((rows, self.pattern.columns.long()), self.values)
+        places = rows, self.pattern.columns.long()
+        # Entries at the same place add up, as they do in products.
+        return self.values.new_zeros(self.shape).index_put(places, self.values, accumulate=True)
 
     def __repr__(self) -> str:
         return f"SparseRows({tuple(self.shape)}, {len(self.values)} entries)"

@@ -5,17 +5,18 @@ from __future__ import annotations
 import math
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from topomask.graph.input import check_integer
+from topomask.masks.mask import SeededModule
 from topomask.masks.stochastic_codes import Kind, check_seed, load_seed, make_templates, save_seed
 
 # Numbers that are held for the positions of one chunk.
 _ELEMENTS_PER_CHUNK = 1 << 24
 
 
-class StochasticPositionEncoding(nn.Module):
+class StochasticPositionEncoding(SeededModule):
     r"""Relative positions for linear attention: queries and keys go through random codes before the feature map.
 
     .. math:: \hat q_m = \sum_d q_{md}\,\bar Q_{d,m}, \quad \hat k_n = \sum_d k_{nd}\,\bar K_{d,n}, \qquad
@@ -72,6 +73,7 @@ class StochasticPositionEncoding(nn.Module):
             check_integer(name, size, 1)
         self.head_dim, self.num_heads, self.num_realizations = head_dim, num_heads, num_realizations
         self.seed = check_seed(seed)
+        self._offer_seed()
         self.templates = make_templates((num_heads, head_dim), kind, num_sines, kernel_size, gated)
 
     def draw(self, generator: torch.Generator | None = None) -> Tensor:
@@ -104,6 +106,7 @@ class StochasticPositionEncoding(nn.Module):
             Queries, [..., H, N_q, R], and keys, [..., H, N_k, R], in the dtypes they came in.
         """
         self._check(q, k)
+        self._follow()
         if seed is None:
             seed = self.draw() if self.training else self.seed
         with torch.autocast(q.device.type, enabled=False):
@@ -118,6 +121,13 @@ class StochasticPositionEncoding(nn.Module):
             query.reshape(*q.shape[:-3], *heads, *query.shape[-2:]).to(q.dtype),
             key.reshape(*k.shape[:-3], *heads, *key.shape[-2:]).to(k.dtype),
         )
+
+    @property
+    def _own_seed(self) -> int:
+        return self.seed
+
+    def _take_seed(self, seed: int) -> None:
+        self.seed = seed
 
     def _encode(self, q: Tensor, k: Tensor, seed: Tensor | int, start: int) -> tuple[Tensor, Tensor]:
         """Some positions at a time."""
@@ -158,11 +168,13 @@ class StochasticPositionEncoding(nn.Module):
 
     def get_extra_state(self) -> Tensor:
         """What is needed to draw the noise of evaluation again."""
+        self._follow()
         return save_seed(self.seed)
 
     def set_extra_state(self, state: Tensor) -> None:
         """Take the seed of a checkpoint."""
         self.seed = load_seed(state)
+        self._offer_seed()
 
     def extra_repr(self) -> str:
         """Shown when the module is printed."""

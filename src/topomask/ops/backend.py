@@ -1,16 +1,25 @@
-"""Compiled kernels: when they may be used, with how many threads, and where they are cached."""
+"""Compiled kernels: when they may be used, where they are cached, and the threads that run them.
+
+Kernels release Python's lock, so plain threads run them side by side. A caller takes the threads that are idle and
+works itself: calls from several threads never wait for each other, and together they have no more threads than torch is
+set to.
+"""
 
 from __future__ import annotations
 
+import builtins
 import hashlib
 import importlib
 import importlib.util
+import math
 import os
 import threading
 import types
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache, cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -20,22 +29,10 @@ from torch import Tensor
 
 # Sums may be reordered, but numbers that are not finite stay so.
 FAST_MATH = frozenset({"reassoc", "contract", "arcp", "nsz"})
-# Options of ``numba.njit`` for what kernels call, without and with reordered sums.
-EXACT: dict[str, Any] = {"error_model": "numpy"}
-FAST: dict[str, Any] = {"error_model": "numpy", "fastmath": set(FAST_MATH)}
-
-# Only one parallel kernel may run at a time: Numba's default thread pool is shared and not re-entrant.
-_pool = threading.Lock()
-_forked = False
-
-
-def _mark_forked() -> None:
-    global _forked
-    _forked = True
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_mark_forked)
+# Options of ``numba.njit`` for what kernels call, without and with reordered sums. Only kernels are called from Python:
+# code that takes arguments apart is most of what compiling a small function takes.
+EXACT: dict[str, Any] = {"error_model": "numpy", "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+FAST: dict[str, Any] = EXACT | {"fastmath": set(FAST_MATH)}
 
 
 @cache
@@ -120,43 +117,156 @@ def _source_digest() -> str:
     return digest.hexdigest()
 
 
-class Kernel:
-    """A function compiled by Numba on first use, once with threads and once without.
+class _Worker:
+    """A thread that waits for something to do."""
 
-    The version without threads serves forked processes, whose thread pool did not survive, and callers that find the
-    pool busy. Compiled code is cached on disk: beside the source, in the user's cache folder where that is read-only,
-    and nowhere if that is too.
+    def __init__(self) -> None:
+        # Both are held while there is nothing to do, and nothing was done.
+        self._has_work, self._is_done = threading.Lock(), threading.Lock()
+        self._has_work.acquire()
+        self._is_done.acquire()
+        self._work: Callable[[], Any] | None = None
+        self._error: BaseException | None = None
+        threading.Thread(target=self._serve, name="topomask", daemon=True).start()
 
-    Arrays may come in NamedTuples. Numba has two limits to this in loops that get threads: what is written through a
-    field of a tuple is lost, and tuples inside tuples do not get in. So where records are written to, or hold records,
-    such a loop does nothing but call a function for every block.
+    def start(self, work: Callable[[], Any]) -> None:
+        self._work = work
+        self._has_work.release()
+
+    def wait(self) -> BaseException | None:
+        """Wait until the work is done; the error that it ended with."""
+        self._is_done.acquire()
+        error, self._error = self._error, None
+        return error
+
+    def _serve(self) -> None:
+        while True:
+            self._has_work.acquire()
+            try:
+                assert self._work is not None
+                self._work()
+            except BaseException as error:
+                self._error = error
+            self._work = None
+            self._is_done.release()
+
+
+_idle: list[_Worker] = []
+_num_workers = 0
+_lock = threading.Lock()
+
+
+def _forget_workers() -> None:
+    """A forked process has no threads but the one that forked."""
+    global _num_workers, _lock
+    _idle.clear()
+    _num_workers, _lock = 0, threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_workers)
+
+
+def _take(count: int) -> list[_Worker]:
+    """Workers for a caller: ``count`` less those that are at work for others."""
+    global _num_workers
+    with _lock:
+        wanted = count - (_num_workers - len(_idle))
+        found = [_idle.pop() for _ in range(min(wanted, len(_idle)))]
+        while len(found) < wanted:
+            found.append(_Worker())
+            _num_workers += 1
+    return found
+
+
+def _give_back(workers: list[_Worker], lost: int) -> None:
+    global _num_workers
+    with _lock:
+        _idle.extend(workers)
+        _num_workers -= lost
+
+
+def run_blocks(kernel: Callable[..., Any], num_blocks: int, arguments: tuple[Any, ...]) -> None:
+    """Call ``kernel(start_block, stop_block, *arguments)`` for ranges that make up all blocks, in several threads.
 
     Args:
-        function: A function in the subset of Python that Numba compiles; ``numba.prange`` loops get threads.
+        kernel: Releases Python's lock.
+        num_blocks: How many blocks there are; they do not depend on each other.
+        arguments: What else it takes.
+    """
+    threads = min(torch.get_num_threads(), num_blocks)
+    workers = _take(threads - 1) if threads > 1 else []
+    if not workers:
+        kernel(0, num_blocks, *arguments)
+        return
+    parts = len(workers) + 1
+    ranges = pairwise([part * num_blocks // parts for part in range(parts + 1)])
+    start, stop = next(ranges)
+    finished: list[_Worker] = []
+    errors: list[BaseException] = []
+    try:
+        for worker, (first, last) in zip(workers, ranges, strict=True):
+            worker.start(lambda first=first, last=last: kernel(first, last, *arguments))  # type: ignore[misc]
+        kernel(start, stop, *arguments)
+    finally:
+        try:
+            for worker in workers:
+                error = worker.wait()
+                finished.append(worker)
+                if error is not None:
+                    errors.append(error)
+        finally:
+            # Whoever is interrupted while waiting leaves workers behind that are still at work.
+            _give_back(finished, len(workers) - len(finished))
+    if errors:
+        raise errors[0]
+
+
+_POW, _MAX, _MIN = math.pow, max, min
+_NOTHING = nullcontext()
+
+
+def _unpatched() -> AbstractContextManager[None]:
+    """A context with Python's own functions, for which ``torch.export`` puts others that Numba does not know."""
+    return _NOTHING if math.pow is _POW and builtins.max is _MAX else _with_own_functions()
+
+
+@contextmanager
+def _with_own_functions() -> Iterator[None]:
+    others = math.pow, builtins.max, builtins.min
+    math.pow, builtins.max, builtins.min = _POW, _MAX, _MIN
+    try:
+        yield
+    finally:
+        math.pow, builtins.max, builtins.min = others
+
+
+class Kernel:
+    """A function compiled by Numba on first use.
+
+    Compiled code is cached on disk: beside the source, in the user's cache folder where that is read-only, and nowhere
+    if that is too. Arrays may come in NamedTuples.
+
+    Args:
+        function: A function in the subset of Python that Numba compiles.
         fastmath: Whether sums may be reordered; numbers that are not finite stay so. Never where results must be the
             same to the last bit.
-        threads: Whether the function has loops that threads can share.
     """
 
-    def __init__(self, function: Callable[..., Any], fastmath: bool = False, threads: bool = True) -> None:
+    def __init__(self, function: Callable[..., Any], fastmath: bool = False) -> None:
         self.function = function
         self.fastmath = fastmath
-        self.threads = threads
         self.__doc__ = function.__doc__
 
-    def _compile(self, parallel: bool) -> Callable[..., Any]:
+    @cached_property
+    def compiled(self) -> Callable[..., Any]:
+        """The function, compiled for the types of arguments that it is called with."""
         import numba
 
-        options: dict[str, Any] = {
-            "parallel": parallel,
-            "fastmath": set(FAST_MATH) if self.fastmath else False,
-            "nogil": True,
-            "error_model": "numpy",
-        }
-        # Numba's cache knows functions by name and file, not by options or by what other files they are built of: two
-        # versions need two names.
+        options = (FAST if self.fastmath else EXACT) | {"nogil": True, "no_cpython_wrapper": False}
+        # Numba's cache knows functions by name and file, not by what other files they are built of.
         function = types.FunctionType(self.function.__code__, self.function.__globals__)
-        function.__qualname__ = f"{self.function.__name__}_{'parallel' if parallel else 'serial'}_{_source_digest()}"
+        function.__qualname__ = f"{self.function.__name__}_{_source_digest()}"
         function.__module__ = self.function.__module__
         try:
             compiled: Callable[..., Any] = numba.njit(function, cache=True, **options)
@@ -165,25 +275,19 @@ class Kernel:
             compiled = numba.njit(function, **options)
         return compiled
 
-    @cached_property
-    def parallel(self) -> Callable[..., Any]:
-        """The version with threads."""
-        return self._compile(parallel=True)
+    def __call__(self, *arguments: Any) -> Any:
+        """Run in this thread."""
+        with _unpatched():
+            return self.compiled(*arguments)
 
-    @cached_property
-    def serial(self) -> Callable[..., Any]:
-        """The version without threads."""
-        return self._compile(parallel=False)
 
-    def __call__(self, *args: Any) -> Any:
-        """Run with as many threads as torch would use."""
-        threads = torch.get_num_threads()
-        if not self.threads or threads == 1 or _forked or not _pool.acquire(blocking=False):
-            return self.serial(*args)
-        try:
-            import numba
+class BlockKernel(Kernel):
+    """A kernel whose work comes in blocks that do not depend on each other, which threads share.
 
-            numba.set_num_threads(min(threads, numba.config.NUMBA_NUM_THREADS))  # type: ignore[attr-defined]
-            return self.parallel(*args)
-        finally:
-            _pool.release()
+    The function takes the first block and the one after the last, and then its other arguments.
+    """
+
+    def __call__(self, num_blocks: int, *arguments: Any) -> None:
+        """Run with as many threads as torch would use, one block for each at least."""
+        with _unpatched():
+            run_blocks(self.compiled, num_blocks, arguments)

@@ -6,11 +6,15 @@ op, so compiled code holds nothing of one graph, and serves the next.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+from torch._subclasses import FakeTensor
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.weak import TensorWeakRef, WeakTensorKeyDictionary
 
 # Results that are kept for one first tensor and different others.
@@ -18,6 +22,23 @@ _MAX_SLOTS = 4
 
 # By the first of the tensors that results were derived from.
 _kept: Any = WeakTensorKeyDictionary()
+
+
+@contextmanager
+def plainly() -> Iterator[None]:
+    """A context for what is computed once: without gradients, outside of inference mode, transforms and fake tensors.
+
+    What is kept must not be a wrapper that a transform of ``torch.func`` leaves behind.
+    """
+    if torch.compiler.is_dynamo_compiling():
+        with torch.inference_mode(False), torch.no_grad():
+            yield
+        return
+    # Both take a while to enter, and are rarely needed.
+    transforms = temporarily_clear_interpreter_stack if torch._C._are_functorch_transforms_active() else nullcontext
+    modes = _disable_current_modes if torch._C._len_torch_dispatch_stack() else nullcontext
+    with transforms(), modes(), torch.inference_mode(False), torch.no_grad():
+        yield
 
 
 class Derivation(NamedTuple):
@@ -49,12 +70,21 @@ def derivation(shapes: Callable[..., Sequence[tuple[int | None, torch.dtype]]]) 
         _derivations[name] = Derivation(compute, shapes)
 
         def derive(tensors: list[Tensor], numbers: list[int]) -> list[Tensor]:
-            return _derive(name, tensors, numbers) if torch.compiler.is_compiling() else _find(name, tensors, numbers)
+            if torch.compiler.is_compiling() or any(map(is_wrapped, tensors)):
+                return _derive(name, tensors, numbers)
+            if any(tensor.is_meta or isinstance(tensor, FakeTensor) for tensor in tensors):
+                return _empty(name, tensors, numbers, 0)
+            return _find(name, tensors, numbers)
 
         derive.__doc__ = compute.__doc__
         return derive
 
     return decorate
+
+
+def is_wrapped(tensor: Tensor) -> bool:
+    """Whether a transform of ``torch.func`` holds the tensor, for as long as it runs."""
+    return torch._C._functorch.is_functorch_wrapped_tensor(tensor)
 
 
 def _find(name: str, tensors: Sequence[Tensor], numbers: Sequence[int]) -> list[Tensor]:
@@ -63,7 +93,7 @@ def _find(name: str, tensors: Sequence[Tensor], numbers: Sequence[int]) -> list[
     for known, found in slots:
         if len(known) == len(others) and all(a() is b for a, b in zip(known, others, strict=True)):
             return found
-    with torch.inference_mode(False), torch.no_grad():
+    with plainly():
         found = list(_derivations[name].compute(list(tensors), list(numbers)))
     # Weak: the first tensor may be among the others, or kept alive by what is derived from these.
     slots.append(([TensorWeakRef(other) for other in others], found))
@@ -85,4 +115,10 @@ def _(name: str, tensors: list[Tensor], numbers: list[int]) -> list[Tensor]:
     unknown: Any = None
     if any(length is None for length, _ in shapes):
         unknown = torch.library.get_ctx().new_dynamic_size()
+    return _empty(name, tensors, numbers, unknown)
+
+
+def _empty(name: str, tensors: Sequence[Tensor], numbers: Sequence[int], unknown: Any) -> list[Tensor]:
+    """Results without values. Where there are shapes alone, a length that only values could tell is taken for 0."""
+    shapes = _derivations[name].shapes(tensors, numbers)
     return [tensors[0].new_empty(unknown if length is None else length, dtype=dtype) for length, dtype in shapes]

@@ -2,16 +2,42 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from topomask.ops.registration import has_values, is_transformed
 
-def divide(numerator: Tensor, denominator: Tensor, noise: Tensor | float = 0.0) -> Tensor:
+
+class Attended(NamedTuple):
+    """What attention gives, and what it was divided by."""
+
+    out: Tensor  # [..., N_q, D]
+    total: Tensor  # [..., N_q] or [..., N_q, 1]; for looking only, nothing flows back through it
+
+
+def smallest_total(dtype: torch.dtype) -> float:
+    """Normalisers of at most this size are treated as zero.
+
+    2^26 times the smallest normal number: below it, sums have lost digits, and gradients, which are divided by the
+    normaliser once more, would overflow.
+    """
+    return torch.finfo(dtype).tiny * 2.0**26
+
+
+def divide(numerator: Tensor, total: Tensor, noise: Tensor | float = 0.0) -> Attended:
     """The quotient of [..., D] by [..., 1]; 0 with zero gradient where the latter is 0, or cannot be told from it."""
-    nothing = denominator.abs() <= noise
-    return _Quotient.apply(numerator, denominator.masked_fill(nothing, torch.inf))
+    denominator = without_zeros(total, noise)
+    # The compiler does not take functions with a forward-mode derivative of their own.
+    out = numerator / denominator if is_transformed() else _Quotient.apply(numerator, denominator)
+    return Attended(out, total.detach())
+
+
+def without_zeros(total: Tensor, noise: Tensor | float = 0.0) -> Tensor:
+    """The normaliser to divide by: infinite where it is 0, or cannot be told from it."""
+    size, smallest = total.abs(), smallest_total(total.dtype)
+    return total.masked_fill((size <= smallest) | (size <= noise), torch.inf)
 
 
 def quotient_backward(grad: Tensor, out: Tensor, denominator: Tensor) -> tuple[Tensor, Tensor]:
@@ -35,3 +61,16 @@ class _Quotient(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor]:
         denominator, out = ctx.saved_tensors
         return quotient_backward(grads[0], out, denominator)
+
+
+def to_precision(weights: Tensor, dtype: torch.dtype) -> Tensor:
+    """Weights in the precision of tokens.
+
+    Where that is float64 because float32 was not enough, gradients that float32 cannot hold are cut to numbers that it
+    can add up: they may cancel in what is learnt, and infinite ones would not.
+    """
+    out, largest = weights.to(dtype), torch.finfo(weights.dtype).max * 2.0**-13
+    if weights.dtype.itemsize >= dtype.itemsize or not out.requires_grad or not has_values(out) or is_transformed():
+        return out
+    out.register_hook(lambda grad: grad.clamp(-largest, largest))
+    return out

@@ -1,16 +1,26 @@
-"""Ragged arrays: values that lie one segment after the other, delimited by pointers [S + 1]."""
+"""Ragged arrays: values that lie one segment after the other, delimited by pointers [S + 1].
+
+Compiled kernels read them by address, so they are checked before: once for as long as nobody writes to them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
+from functools import partial
+from operator import attrgetter, methodcaller
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
 
-def index(ptr: Tensor) -> Tensor:
-    """The segment that every value belongs to, [ptr[-1]]."""
-    return torch.repeat_interleave(torch.arange(len(ptr) - 1, device=ptr.device), ptr.diff())
+def index(ptr: Tensor, num_values: int | None = None) -> Tensor:
+    """The segment that every value belongs to, [ptr[-1]]; where that number is given, pointers are not looked at."""
+    return torch.repeat_interleave(
+        torch.arange(ptr.shape[0] - 1, device=ptr.device), ptr.diff(), output_size=num_values
+    )
 
 
 def index_type(end: int) -> torch.dtype:
@@ -63,3 +73,120 @@ def last(values: Tensor, ptr: Tensor) -> Tensor:
     if not len(values):
         return values.new_zeros(len(ptr) - 1)
     return torch.where(ptr.diff() > 0, values[(ptr[1:] - 1).clamp(min=0)], 0.0)
+
+
+def check_indices(name: str, values: Tensor, end: int, small: bool = False) -> None:
+    """A ValueError unless these are integers in [0, end), [P]."""
+    check_integers(name, values, small)
+    if not len(values):
+        return
+    low, high = (int(value) for value in values.aminmax())
+    if low < 0 or high >= end:
+        place = int(((values < 0) | (values.to(torch.int64) >= end)).to(torch.int8).argmax())
+        raise ValueError(
+            f"`{name}` must lie in [0, {end}), but {name}[{place}] is {int(values[place])}. Number from 0 to {end - 1}."
+        )
+
+
+def check_permutation(name: str, values: Tensor, size: int) -> None:
+    """A ValueError unless these are the integers below ``size``, each once."""
+    check_indices(name, values, size)
+    if len(values) != size or not bool((torch.bincount(values, minlength=size) == 1).all()):
+        raise ValueError(f"`{name}` must hold each of the {size} integers below {size} once. Pass a permutation.")
+
+
+def check_pointers(name: str, ptr: Tensor, end: int, count: int | None = None) -> None:
+    """A ValueError unless these delimit segments of ``end`` values; ``count`` of them, where that is given."""
+    check_integers(name, ptr)
+    if not len(ptr) or (count is not None and len(ptr) != count + 1):
+        expected = "[segments + 1]" if count is None else f"[{count + 1}]"
+        raise ValueError(f"`{name}` must have shape {expected}, but has shape {tuple(ptr.shape)}.")
+    falls = ptr[1:] < ptr[:-1]
+    if bool(falls.any()):
+        place = int(falls.nonzero()[0])
+        raise ValueError(
+            f"`{name}` must not descend, but {name}[{place}] is {int(ptr[place])} and {name}[{place + 1}] is "
+            f"{int(ptr[place + 1])}. Pass the running sum of the sizes of segments, from 0 on."
+        )
+    if int(ptr[0]) != 0 or int(ptr[-1]) != end:
+        raise ValueError(
+            f"`{name}` must start at 0 and end at {end}, the number of values, but goes from {int(ptr[0])} to "
+            f"{int(ptr[-1])}. Pass the running sum of the sizes of segments, from 0 on."
+        )
+
+
+def check_integers(name: str, values: Tensor, small: bool = False) -> None:
+    """A ValueError unless these are integers, [P], of int64 or int32; smaller ones where that is allowed."""
+    kinds = (torch.int64, torch.int32, *((torch.uint8, torch.int16, torch.int8) if small else ()))
+    if values.ndim != 1 or values.dtype not in kinds:
+        raise ValueError(
+            f"`{name}` must be integers of int64 or int32 with one axis, but has shape {tuple(values.shape)} and dtype "
+            f"{values.dtype}. Convert it with .long()."
+        )
+
+
+def first_repeat(values: Tensor, ptr: Tensor) -> int | None:
+    """The first place where a value is not larger than the one before it in its segment, or None."""
+    follows = torch.ones(len(values) + 1, dtype=torch.bool, device=values.device)
+    follows[ptr.to(torch.int64)] = False
+    repeats = follows[1:-1] & (values[1:] <= values[:-1])
+    return int(repeats.nonzero()[0]) + 1 if bool(repeats.any()) else None
+
+
+class _Checked(NamedTuple):
+    """Tensors as they were when they were checked."""
+
+    versions: list[int]
+    addresses: list[int]
+    tensors: list[weakref.ref[Tensor]]
+
+
+_version, _address = attrgetter("_version"), methodcaller("data_ptr")
+
+# By what checked them, the numbers that it took, and the identities of tensors.
+_checked: dict[tuple[Any, ...], _Checked] = {}
+
+
+def check_once(check: Callable[..., None], tensors: Sequence[Tensor], *numbers: Any) -> None:
+    """Check index tensors when they are first seen, and afterwards only that nobody has written to them.
+
+    Args:
+        check: Raises a ValueError where something is wrong. Takes the tensors and the numbers.
+        tensors: The tensors.
+        numbers: What else the check depends on.
+
+    Raises:
+        ValueError: If something is wrong, or if a tensor was written to: what was computed of it before is kept.
+    """
+    key = (check, numbers, *map(id, tensors))
+    found = _checked.get(key)
+    # This is part of every call of a kernel.
+    if found is not None:
+        if found.versions != [*map(_version, tensors)]:
+            raise ValueError(
+                "An index tensor of a graph, of walks or of a pattern was written to after its first use. They do not "
+                "change: make a new object instead, for walks with dataclasses.replace(walks, columns=...)."
+            )
+        # Memory that is shared with other processes moves.
+        if found.addresses == [*map(_address, tensors)]:
+            return
+    # Those without values, on the meta device or fake, are never read by a kernel.
+    if any(tensor.is_meta or isinstance(tensor, FakeTensor) for tensor in tensors):
+        return
+    check(*tensors, *numbers)
+    mark_checked(check, tensors, *numbers)
+
+
+def mark_checked(check: Callable[..., None], tensors: Sequence[Tensor], *numbers: Any) -> None:
+    """Say that a check would find nothing, where the tensors were just computed."""
+    # Nothing tells whether somebody writes to tensors of inference mode.
+    if any(tensor.is_inference() or tensor.is_meta for tensor in tensors):
+        return
+    key = (check, numbers, *map(id, tensors))
+    forget = partial(_forget, key)
+    versions, addresses = [*map(_version, tensors)], [*map(_address, tensors)]
+    _checked[key] = _Checked(versions, addresses, [weakref.ref(tensor, forget) for tensor in tensors])
+
+
+def _forget(key: tuple[Any, ...], _: weakref.ref[Tensor]) -> None:
+    _checked.pop(key, None)

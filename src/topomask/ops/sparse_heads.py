@@ -14,18 +14,20 @@ from topomask.ops.sparse_product import Pattern, spmm
 
 
 def join_heads(
-    tensors: tuple[Tensor, ...], is_key: Tensor | None, num_heads: int, num_rows: int
+    tensors: tuple[Tensor, ...], is_key: Tensor | None, num_heads: int, num_rows: int, num_columns: int
 ) -> tuple[list[Tensor], Tensor | None]:
-    """Queries, keys and values [B, H, N, C] as a pattern of ``num_rows`` rows takes them.
+    """Queries, keys and values [B, H, N, C] as a pattern [num_rows, num_columns] takes them.
 
     Heads with patterns of their own are part of the rows, [B, H * N, C]; those that share one are more inputs,
     [B * H, N, C].
     """
     batch, heads, num_queries = tensors[0].shape[:3]
-    per_row = num_heads if num_rows != num_queries else 1
+    # There may be no queries, or no keys, but then something else tells.
+    shared = (num_rows, num_columns) == (num_queries, tensors[1].shape[2])
+    per_row = 1 if shared else num_heads
     count = batch * heads // per_row
     joined = [x.reshape(count, per_row * x.shape[2], x.shape[3]) for x in tensors]
-    return joined, None if is_key is None else is_key.reshape(count, -1)
+    return joined, None if is_key is None else is_key.reshape(count, per_row * tensors[1].shape[2])
 
 
 def multiply(pattern: Pattern, values: Tensor, x: Tensor, num_heads: int, transpose: bool = False) -> Tensor:
@@ -57,7 +59,7 @@ def multiply(pattern: Pattern, values: Tensor, x: Tensor, num_heads: int, transp
 
 def densify(pattern: Pattern, values: Tensor, num_heads: int, num_queries: int, num_keys: int) -> Tensor:
     """Entries as a dense tensor, [H, N_q, N_k]."""
-    row = segments.index(pattern.row_ptr)
+    row = segments.index(pattern.row_ptr, pattern.columns.shape[0])
     if len(values) == num_heads:
         dense = values.new_zeros(num_heads, num_queries * num_keys)
         place = (row * num_keys + pattern.columns).expand(num_heads, -1)

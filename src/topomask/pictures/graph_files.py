@@ -1,9 +1,13 @@
-"""Graphs from files: lists of edges, SciPy and NumPy archives, Matrix Market, GML, GraphML and Wavefront meshes."""
+"""Graphs from files: lists of edges, SciPy and NumPy archives, Matrix Market, GML, GraphML and Wavefront meshes.
+
+Nobody vouches for a file: how many nodes it says it has, and how large it is, is judged before anything is allocated.
+"""
 
 from __future__ import annotations
 
+import io
 import re
-import zipfile
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,10 +15,27 @@ from typing import Any
 import numpy as np
 
 import topomask as tm
-from topomask.graph.input import Array
+from topomask.data.limits import read_bounded, read_text
+from topomask.data.npz import read_npz
+from topomask.graph.input import Array, edge_array
+from topomask.support.imports import need
 
 # A graph, and coordinates of its nodes [N, 2 or 3] where the file has them.
 Read = tuple[tm.Graph, Array | None]
+# Nodes of a graph that can be drawn.
+MAX_NODES = 20_000
+# Characters of a line that an error repeats.
+_SHOWN = 80
+# Coordinates from here on leave no room for the margins of a picture.
+_MAX_POINT = 1e100
+# What SciPy saves of a matrix beside its entries, by format.
+_PARTS = {
+    "csr": ("indices", "indptr"),
+    "csc": ("indices", "indptr"),
+    "bsr": ("indices", "indptr"),
+    "coo": ("row", "col"),
+    "dia": ("offsets",),
+}
 
 
 def read_graph(path: Path, directed: bool = False) -> Read:
@@ -25,14 +46,17 @@ def read_graph(path: Path, directed: bool = False) -> Read:
         raise ValueError(f"There is no file {path}.")
     try:
         return READERS[path.suffix.lower()](path, directed)
-    except ModuleNotFoundError as error:
-        if error.name != "networkx":
-            raise
-        raise ValueError(
-            f"Reading {path.name} needs networkx. Install it with: pip install 'topomask[networkx]'"
-        ) from None
-    except (ValueError, KeyError, IndexError, OSError, UnicodeDecodeError, zipfile.BadZipFile) as error:
+    except (ValueError, OSError) as error:
         raise ValueError(f"{path}: {error}") from error
+
+
+def check_size(num_nodes: int) -> None:
+    """A ValueError where a graph is too large to be drawn."""
+    if num_nodes > MAX_NODES:
+        raise ValueError(
+            f"The graph has {num_nodes:,} nodes, and pictures are drawn up to {MAX_NODES:,}. Draw a part of it, "
+            "such as graph.neighborhood(nodes, num_hops)."
+        )
 
 
 def _read_edges(path: Path, directed: bool) -> Read:
@@ -40,8 +64,8 @@ def _read_edges(path: Path, directed: bool) -> Read:
     rows: list[tuple[int, int]] = []
     weights: list[float] = []
     width = 0
-    for number, line in enumerate(path.read_text(encoding="utf-8-sig").splitlines(), start=1):
-        fields = re.split(r"[,;\s]+", line.split("#")[0].split("%")[0].strip())
+    for number, line in enumerate(read_text(path).splitlines(), start=1):
+        fields = re.split(r"[,;\s]+", line.split("#")[0].split("%")[0].strip(), maxsplit=3)
         if fields == [""]:
             continue
         try:
@@ -51,18 +75,30 @@ def _read_edges(path: Path, directed: bool) -> Read:
             if not rows and not any(_is_number(field) for field in fields):
                 continue
             raise ValueError(
-                f"line {number} must hold two node numbers and perhaps a weight, but is {line.strip()!r}."
+                f"line {number} must hold two node numbers and perhaps a weight, but is {_shown(line)}."
             ) from None
         if len(fields) > 3 or (rows and len(fields) != width):
             expected = f"{width} columns, as the lines before" if rows else "two or three columns"
-            raise ValueError(f"line {number} must have {expected}, but has {len(fields)}: {line.strip()!r}.")
+            raise ValueError(f"line {number} must have {expected}, but has {len(fields)}: {_shown(line)}.")
         width = len(fields)
+        # Each number of a graph that can be drawn is small, so that arrays hold it.
+        if max(edge) >= MAX_NODES:
+            check_size(max(edge) + 1)
+        if min(edge) < 0:
+            raise ValueError(
+                f"line {number} must not hold negative node numbers, but is {_shown(line)}. Number from 0."
+            )
         rows.append(edge)
         weights.append(weight)
     if not rows:
         raise ValueError("there are no edges in it.")
     edges = np.array(rows).T
     return _from_edges(edges, None, weights if width == 3 else None, directed), None
+
+
+def _shown(line: str) -> str:
+    text = line.strip()
+    return repr(text) if len(text) <= _SHOWN else f"{text[:_SHOWN]!r}..."
 
 
 def _is_number(text: str) -> bool:
@@ -73,56 +109,109 @@ def _is_number(text: str) -> bool:
     return True
 
 
-def _from_edges(edges: Array, num_nodes: int | None, weights: Any, directed: bool) -> tm.Graph:
-    return tm.Graph.from_edges(edges, num_nodes, weights, directed=directed, signed=True)
+def _from_edges(edges: Any, num_nodes: int | None, weights: Any, directed: bool) -> tm.Graph:
+    pairs = edge_array(edges)
+    check_size(int(pairs.max(initial=-1)) + 1 if num_nodes is None else num_nodes)
+    return tm.Graph.from_edges(pairs, num_nodes, weights, directed=directed, signed=True)
 
 
 def _from_matrix(matrix: Any, directed: bool) -> tm.Graph:
     import scipy.sparse as sp
 
+    check_size(max(matrix.shape))
     return tm.Graph.from_scipy(sp.csr_array(matrix), directed=directed, signed=True)
 
 
 def _read_npz(path: Path, directed: bool) -> Read:
     """A sparse matrix as SciPy saves it; or arrays ``edges``, perhaps ``weights``, ``num_nodes`` and ``points``."""
+    found = read_npz(path)
+    if "edges" in found:
+        size = _integers("num_nodes", found["num_nodes"], 1)[0] if "num_nodes" in found else None
+        graph = _from_edges(found["edges"], size, found.get("weights"), directed)
+        return graph, _check_points(found["points"], graph) if "points" in found else None
+    if not {"format", "shape", "data"} <= found.keys():
+        raise ValueError(f"it must hold a SciPy matrix or an array `edges`, but holds {sorted(found)[:10]}.")
+    return _from_matrix(_scipy_matrix(found), directed), None
+
+
+def _integers(name: str, array: Array, count: int) -> list[int]:
+    if array.size != count or array.dtype.kind not in "iu":
+        expected = "an integer" if count == 1 else f"{count} integers"
+        raise ValueError(f"`{name}` must be {expected}, but is {array.dtype} of shape {array.shape}.")
+    return [int(value) for value in array.flat]
+
+
+def _scipy_matrix(found: dict[str, Array]) -> Any:
+    """The matrix that SciPy saved."""
     import scipy.sparse as sp
 
-    if not zipfile.is_zipfile(path):
-        raise ValueError("it is no .npz archive, or a damaged one.")
-    with np.load(path, allow_pickle=False) as archive:
-        found = set(archive.files)
-        if "edges" in found:
-            size = int(archive["num_nodes"]) if "num_nodes" in found else None
-            weights = archive["weights"] if "weights" in found else None
-            graph = _from_edges(archive["edges"], size, weights, directed)
-            return graph, _check_points(archive["points"], graph) if "points" in found else None
-    if not {"format", "shape", "data"} <= found:
-        raise ValueError(f"it must hold a SciPy matrix or an array `edges`, but holds {sorted(found)}.")
-    return _from_matrix(sp.load_npz(path), directed), None
+    shape = _integers("shape", found["shape"], 2)
+    check_size(max(shape))
+    kind = str(found["format"].astype(str)) if found["format"].dtype.kind in "SU" else ""
+    if kind not in _PARTS:
+        raise ValueError(f"`format` must be one of {', '.join(_PARTS)}, but is {kind!r}. Save matrix.tocsr().")
+    parts = []
+    for name in _PARTS[kind]:
+        if name not in found or found[name].ndim != 1 or found[name].dtype.kind not in "iu":
+            raise ValueError(f"it must hold `{name}`, integers of shape [n], as SciPy saves a matrix of its format.")
+        parts.append(found[name])
+    make = getattr(sp, f"{kind}_array")
+    try:
+        matrix = make((found["data"], tuple(parts)) if kind == "coo" else (found["data"], *parts), shape=shape)
+        if kind in ("csr", "csc", "bsr"):
+            matrix.check_format(full_check=True)
+        return matrix.tocsr()
+    except (TypeError, IndexError, ArithmeticError) as error:
+        raise ValueError(f"it is no matrix: {error}.") from None
 
 
 def _check_points(points: Array, graph: tm.Graph) -> Array:
     if points.ndim != 2 or points.shape[0] != graph.num_nodes or points.shape[1] not in (2, 3):
         raise ValueError(f"`points` must have shape [{graph.num_nodes}, 2 or 3], but has shape {points.shape}.")
-    if not np.isfinite(points).all():
-        raise ValueError("`points` must be finite.")
+    if points.dtype.kind not in "biuf":
+        raise ValueError(f"`points` must be real numbers, but has dtype {points.dtype}.")
+    if not (np.abs(points) < _MAX_POINT).all():
+        raise ValueError(f"`points` must be finite numbers below {_MAX_POINT:g}.")
     return points.astype(float)
 
 
 def _read_mtx(path: Path, directed: bool) -> Read:
     import scipy.io
 
-    return _from_matrix(scipy.io.mmread(path), directed), None
+    # Judged before SciPy reads it.
+    content = read_bounded(path, "max_text_bytes")
+    try:
+        rows, columns, entries, kind, *_ = scipy.io.mminfo(io.BytesIO(content))
+        if not rows == columns > 0:
+            # Of an array without entries SciPy divides by their number, which ends the process.
+            raise ValueError(f"it must be a square matrix of one row at least, but is {rows} x {columns}.")
+        check_size(rows)
+        # SciPy makes room for as many entries as the header says. A line has two numbers at least, or one where all
+        # entries are listed, of a symmetric matrix those on one side of the diagonal.
+        least = 4 * entries if kind == "coordinate" else entries - columns
+        if least > len(content) + 1:
+            raise ValueError(f"its header says {entries:,} entries, but it has {len(content):,} bytes.")
+        matrix = scipy.io.mmread(io.BytesIO(content))
+    except OverflowError as error:
+        raise ValueError(f"it has a number that is too large ({error}).") from None
+    return _from_matrix(matrix, directed), None
 
 
 def _read_networkx(path: Path, directed: bool) -> Read:
-    import networkx as nx
-
+    nx = need("networkx", f"Reading {path.name}")
+    content = io.BytesIO(read_bounded(path, "max_text_bytes"))
     reader = nx.read_gml if path.suffix.lower() == ".gml" else nx.read_graphml
     try:
-        graph = reader(path)
-    except (nx.NetworkXError, SyntaxError) as error:
-        raise ValueError(f"networkx cannot read it ({error}).") from error
+        graph = reader(content)
+        count = graph.number_of_nodes()
+    # A file that is no graph raises nearly anything inside networkx.
+    except Exception as error:
+        why = str(error).partition("\n")[0][:_SHOWN] or type(error).__name__
+        raise ValueError(f"networkx cannot read it ({why.encode('unicode_escape').decode()}).") from error
+    check_size(count)
+    for one, other, weight in graph.edges(data="weight", default=1.0):
+        if not isinstance(weight, int | float) or abs(weight) > sys.float_info.max:
+            raise ValueError(f"the weight of edge ({one}, {other}) must be a finite number, but is {weight!r:.40}.")
     if directed and not graph.is_directed():
         graph = graph.to_directed()
     return tm.Graph.from_networkx(graph, signed=True), None
@@ -134,7 +223,7 @@ def _read_obj(path: Path, directed: bool) -> Read:
         raise ValueError("a mesh has no directed edges. Leave out --directed.")
     points: list[list[float]] = []
     sides: list[tuple[int, int]] = []
-    for number, line in enumerate(path.read_text().splitlines(), start=1):
+    for number, line in enumerate(read_text(path).splitlines(), start=1):
         kind, *fields = line.split("#")[0].split() or [""]
         try:
             if kind == "v":
@@ -143,14 +232,17 @@ def _read_obj(path: Path, directed: bool) -> Read:
                 corners = [int(field.split("/")[0]) for field in fields]
                 # Negative numbers count back from the last vertex so far.
                 corners = [corner - 1 if corner > 0 else len(points) + corner for corner in corners]
+                if min(corners, default=0) < 0:
+                    raise ValueError
                 ring = corners[1:] + corners[:1] if kind == "f" else corners[1:]
                 sides += [(a, b) for a, b in zip(corners, ring, strict=False) if a != b]
         except ValueError:
-            raise ValueError(f"line {number} cannot be read: {line.strip()!r}.") from None
+            raise ValueError(f"line {number} cannot be read: {_shown(line)}.") from None
     if not points:
         raise ValueError("there are no vertices in it.")
     if any(len(point) != 3 for point in points):
         raise ValueError("every vertex must have three coordinates.")
+    check_size(max(len(points), 1 + max(map(max, sides), default=0)))
     edges = np.array(sides, dtype=np.int64).reshape(-1, 2).T
     graph = _from_edges(edges, len(points), None, directed=False)
     return graph, _check_points(np.array(points), graph)

@@ -162,7 +162,8 @@ def _figure(portrait: Portrait, shown: Sequence[str]) -> Figure:
     figure = Figure(figsize=(4.9 * columns, 4.1 * lines + 0.5), layout="constrained")
     for place, (kind, index) in enumerate(panels):
         _draw(figure, figure.add_subplot(lines, columns, place + 1), portrait, kind, index)
-    figure.suptitle(textwrap.fill(portrait.title, 42 * columns))
+    # The name of a file may have dollars, between which Matplotlib expects a formula.
+    figure.suptitle(textwrap.fill(portrait.title, 42 * columns).replace("$", r"\$"))
     return figure
 
 

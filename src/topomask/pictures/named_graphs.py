@@ -12,9 +12,7 @@ import numpy as np
 import topomask as tm
 from topomask.graph.input import Array
 from topomask.pictures import graph_files
-
-# Nodes of a graph that can be drawn.
-MAX_NODES = 20_000
+from topomask.pictures.graph_files import check_size
 
 
 @dataclass(frozen=True)
@@ -47,7 +45,6 @@ def load_graph(text: str, seed: int = 0, directed: bool = False) -> NamedGraph:
     path = Path(text)
     if path.suffix.lower() in graph_files.READERS or path.is_file():
         graph, points = graph_files.read_graph(path, directed)
-        check_size(graph.num_nodes)
         return NamedGraph(graph, path.name, None if points is None else _flat(points))
     name, _, size = text.partition(":")
     if name not in BUILDERS:
@@ -63,15 +60,6 @@ def load_graph(text: str, seed: int = 0, directed: bool = False) -> NamedGraph:
     if len(parts) not in builder.counts or not all(part.isdecimal() for part in parts):
         raise ValueError(f"The size of a graph must be as in {name}:{builder.example}, but is {text!r}.")
     return builder.build([int(part) for part in parts], np.random.default_rng(seed))
-
-
-def check_size(num_nodes: int) -> None:
-    """A ValueError where a graph is too large to be drawn."""
-    if num_nodes > MAX_NODES:
-        raise ValueError(
-            f"The graph has {num_nodes:,} nodes, and pictures are drawn up to {MAX_NODES:,}. Draw a part of it, "
-            "such as graph.neighborhood(nodes, num_hops)."
-        )
 
 
 def _grid(sizes: list[int], _: np.random.Generator) -> NamedGraph:
@@ -174,8 +162,8 @@ def _serpentine(size: int) -> Array:
 
 def _flat(points: Array) -> Array:
     """Points in the plane; those in space are seen along their shortest axis."""
-    if points.shape[1] == 2:
-        return points
+    if points.shape[1] == 2 or len(points) == 1:
+        return points[:, :2]
     centred = points - points.mean(axis=0)
     axes = np.linalg.svd(centred, full_matrices=False)[2][:2]
     return centred @ axes.T

@@ -6,12 +6,13 @@ import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, get_args
 
 from torch import nn
+from tyro.conf import Suppress
 
+from topomask.support.imports import EXTRAS, installed
 from topomask.train import (
     Epochs,
     Result,
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from topomask.data import GraphSet, NodeSet
 
 ChooseBy = Literal["metric", "loss"]
+# What training by a recipe imports at its end, for checkpoints and pictures.
+_NEEDED = ("safetensors", "matplotlib")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +42,7 @@ class Experiment(ABC):
     Args:
         recipe: Name of the recipe that it started from.
         train: The optimiser, the length of the run, and its seed.
-        start: A checkpoint whose weights are taken, apart from those of the head; none starts anew.
+        start: A checkpoint whose weights are taken, apart from those of the head; None starts anew.
     """
 
     # A split that is looked at once, with the weights that were best on what is held out.
@@ -47,7 +50,7 @@ class Experiment(ABC):
     # Whether there are files that a trained model can be asked about.
     predicts_files: ClassVar[bool] = False
 
-    recipe: str = field(metadata={"settable": False})
+    recipe: Suppress[str]
     train: TrainConfig = field(default_factory=TrainConfig)
     start: Path | None = None
 
@@ -185,10 +188,15 @@ def train_recipe(experiment: Experiment, folder: Path, *, resume: bool = False, 
         resume: Go on with the run in the folder, if there is one.
         fallback: Where the last checkpoint is damaged, take the one before it.
     """
-    # Said before the training, not after it.
-    if find_spec("matplotlib") is None:
-        message = "The pictures of a run need matplotlib. Install it with: pip install 'topomask[plot]'"
-        raise ModuleNotFoundError(message, name="matplotlib")
+    # Said before the training, not after it, and before data is read.
+    lacking = [module for module in _NEEDED if not installed(module)]
+    if lacking:
+        extras = ",".join(EXTRAS[module].extra for module in lacking)
+        raise ModuleNotFoundError(
+            f"Training by a recipe needs {' and '.join(lacking)}, which {'are' if len(lacking) > 1 else 'is'} not "
+            f"installed. Install what is missing with: pip install 'topomask[{extras}]'",
+            name=lacking[0],
+        )
     result = experiment.run(folder, resume=resume, fallback=fallback)
     if join_processes(experiment.train.device).is_first:
         pictures = plot_run(folder, result.model)

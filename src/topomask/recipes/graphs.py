@@ -7,6 +7,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Self
 
+from tyro.conf import Suppress
+
 from topomask.data import (
     MOTIFS,
     TU_SETS,
@@ -36,13 +38,13 @@ class GraphData:
 
     Args:
         name: A set of TUDataset, one of your own in the same format, or a motif whose graphs are generated.
-        root: The data root; none is $TOPOMASK_DATA, or a folder in the user's cache.
+        root: The data root; None is $TOPOMASK_DATA, or a folder in the user's cache.
         fold: Which of the ten folds of the fair comparison, or of splits/<name>.json in the data root; stratified
             folds for a set that has neither; for motifs, the seed of the graphs.
         batch_size: Graphs per step, over all processes.
         degree: The degree of nodes as input: "none", "one-hot" or "log"; default is that of the set.
-        attributes: Whether attributes of nodes are input; none is as usual for the set.
-        max_degree: Degrees from here on share a column, where they are one-hot; none is as usual for the set.
+        attributes: Whether attributes of nodes are input; None is as usual for the set.
+        max_degree: Degrees from here on share a column, where they are one-hot; None is as usual for the set.
         version: How graphs and inputs are made; filled in, for the record.
         parts: A digest of the graphs for training, validation and test; filled in, for the record: where folds are
             others later, a run would be tested on graphs that it has trained on.
@@ -55,8 +57,8 @@ class GraphData:
     degree: DegreeInput | None = None
     attributes: bool | None = None
     max_degree: int | None = None
-    version: int | None = field(default=None, metadata={"settable": False})
-    parts: str | None = field(default=None, metadata={"settable": False})
+    version: Suppress[int | None] = None
+    parts: Suppress[str | None] = None
 
     def resolved(self) -> Self:
         """The same with the defaults of the set written out, so that a record has all that shapes the input."""
@@ -239,7 +241,7 @@ def gkat_diffusion() -> GraphTransformerExperiment:
 
 
 def graphs_baseline() -> GraphNetworkExperiment:
-    """The same with a graph network of PyG: set model.layer to gcn, gat, gin, or sgc with model.norm=none."""
+    """The same with a graph network of PyG: set model.layer to gcn, gat, gin, or sgc with model.norm none."""
     return GraphNetworkExperiment(
         recipe="graphs-baseline",
         data=GraphData("PROTEINS"),

@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 from abc import abstractmethod
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from torch import Tensor
+from tyro.conf import Suppress
 
 from topomask.data import ENTRIES, Augment, Batches, LabelledSet, data_root, load
 from topomask.recipes.experiment import Experiment
@@ -20,11 +21,11 @@ from topomask.train import Classification, Task
 
 @dataclass(frozen=True)
 class LabelledData:
-    """A data set with classes, and what is done to it. Options that are none are those of the set.
+    """A data set with classes, and what is done to it. Options that are None are those of the set.
 
     Args:
         name: Name of the set, see topomask list.
-        root: The data root; none is $TOPOMASK_DATA, or a folder in the user's cache.
+        root: The data root; None is $TOPOMASK_DATA, or a folder in the user's cache.
         path: Folder or archive, for sets that are one.
         download: Download what is not there.
         size: Height and width, for sets that can be scaled.
@@ -110,7 +111,7 @@ class LabelledExperiment(Experiment):
 
     data: LabelledData
     label_smoothing: float = 0.0
-    facts: Facts | None = field(default=None, metadata={"settable": False})
+    facts: Suppress[Facts | None] = None
 
     @property
     def held_out(self) -> str:

@@ -8,6 +8,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Self
 
+from tyro.conf import Suppress
+
 from topomask.data import NODE_SETS, NodeBatch, NodeSet, data_root, node_set
 from topomask.data.node_sets import Metric, NodeEntry, Scaling
 from topomask.models import GraphNetworkConfig, GraphTransformerConfig
@@ -23,10 +25,10 @@ class NodeData:
 
     Args:
         name: Name of the set, see topomask list.
-        root: The data root; none is $TOPOMASK_DATA, or a folder in the user's cache.
+        root: The data root; None is $TOPOMASK_DATA, or a folder in the user's cache.
         split: Which of the splits of the set.
         scaling: What is done to features: "none", "binary" or "row"; default is that of the set.
-        metric: What is reported and chosen by: "accuracy" or "roc_auc"; none is as usual for the set.
+        metric: What is reported and chosen by: "accuracy" or "roc_auc"; None is as usual for the set.
         parts: A digest of the nodes for training, validation and test; filled in, for the record: where masks are
             others later, a run would be tested on nodes that it has trained on.
     """
@@ -36,7 +38,7 @@ class NodeData:
     split: int = 0
     scaling: Scaling | None = None
     metric: Metric | None = None
-    parts: str | None = field(default=None, metadata={"settable": False})
+    parts: Suppress[str | None] = None
 
     def resolved(self) -> Self:
         """The same with the defaults of the set written out, so that a record has all that shapes the input."""
@@ -160,7 +162,7 @@ def nodes() -> NodeTransformerExperiment:
 
 
 def nodes_baseline() -> NodeNetworkExperiment:
-    """The same with a graph network of PyG: set model.layer to gcn, gat, or sgc with model.dropout=0."""
+    """The same with a graph network of PyG: set model.layer to gcn, gat, or sgc with model.dropout 0."""
     return NodeNetworkExperiment(
         recipe="nodes-baseline",
         data=NodeData("cora"),

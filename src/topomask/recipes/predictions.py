@@ -7,12 +7,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from topomask.data.npz import read_npz
 from topomask.recipes.labelled import LabelledExperiment
 from topomask.recipes.registry import TrainedRun
 from topomask.support.files import write_atomically
@@ -97,11 +97,15 @@ def _follow(run: TrainedRun, path: Path, num_steps: int, target: Path) -> Predic
 def _read_particles(path: Path) -> tuple[Tensor, Tensor]:
     expected = "It must be an .npz file with positions [N, 3] and features [N, F], as numpy.savez writes it."
     try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
-            arrays = [archive[name] for name in ("positions", "features")]
-        positions, features = (torch.from_numpy(array.astype(np.float32, casting="same_kind")) for array in arrays)
+        arrays = read_npz(path)
+        lacking = [name for name in ("positions", "features") if name not in arrays]
+        if lacking:
+            raise ValueError(f"it has no {' and no '.join(lacking)}")
+        positions, features = (
+            torch.from_numpy(arrays[name].astype(np.float32, casting="same_kind")) for name in ("positions", "features")
+        )
     except FileNotFoundError:
         raise FileNotFoundError(f"There is no file {path}.") from None
-    except (OSError, EOFError, BadZipFile, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, TypeError) as error:
         raise ValueError(f"{path} cannot be read ({error}). {expected}") from None
     return positions, features

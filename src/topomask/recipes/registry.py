@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,9 +10,18 @@ from pathlib import Path
 from torch import nn
 
 from topomask.recipes.experiment import Experiment
-from topomask.support.config import from_dict
+from topomask.support.config import from_dict, to_dict
+from topomask.support.files import parse_json
 from topomask.support.near_names import look_up
-from topomask.train import evaluate, find_checkpoint, join_processes, load_weights, read_checkpoint
+from topomask.train import (
+    CheckpointError,
+    evaluate,
+    find_checkpoint,
+    join_processes,
+    load_weights,
+    read_checkpoint,
+)
+from topomask.train.run_folder import changes, config_of
 
 # The module and function of every recipe. Only those of the recipe that is asked for are imported.
 RECIPES = {
@@ -87,10 +95,19 @@ def load_run(folder: Path) -> TrainedRun:
     """
     experiment = read_experiment(folder)
     path = find_checkpoint(folder, best=experiment.keeps_best)
+    checkpoint = read_checkpoint(path)
+    changed, step = changes(config_of(checkpoint), to_dict(experiment)), checkpoint.info.get("step")
+    if changed:
+        raise CheckpointError(
+            f"{folder / 'config.json'} is not the config that {path} was trained with: {', '.join(changed)}. Write "
+            "what it was before, or take the config.json that belongs to this checkpoint."
+        )
+    if not isinstance(step, int):
+        raise CheckpointError(f"{path} is damaged: its header does not say after which step it was written.")
     model = experiment.build()
     load_weights(model, path)
     model = model.to(join_processes(experiment.train.device).device).eval()
-    return TrainedRun(experiment, model, path, int(read_checkpoint(path).info["step"]))
+    return TrainedRun(experiment, model, path, step)
 
 
 def read_experiment(folder: Path) -> Experiment:
@@ -99,7 +116,7 @@ def read_experiment(folder: Path) -> Experiment:
     if not path.is_file():
         raise FileNotFoundError(f"{folder} is not a run folder: it has no config.json. Pass what --output was.")
     try:
-        record = json.loads(path.read_text())
+        record = parse_json(path.read_bytes())
     except ValueError as error:
         raise ValueError(f"{path} is damaged: it is not JSON ({error}).") from None
     if not isinstance(record, dict) or not isinstance(record.get("recipe"), str):

@@ -1,40 +1,48 @@
-"""Typed configs: dataclasses whose fields are set from the command line, and that go to JSON and back.
+"""Typed configs: dataclasses whose fields are set on the command line (by tyro), and that go to JSON and back (cattrs).
 
-A recipe is a function that returns a dataclass, usually one of groups: ``optim``, ``model``, ``train``. Fields may be
-bool, int, float, str, Path, None, Literal, Enum, tuples and lists of these, unions, and other dataclasses. A field with
-the metadata ``{"settable": False}`` is filled in by the program: it goes to JSON and back, but not from text.
+A recipe is a function that returns a dataclass, usually one of groups: ``optim``, ``model``, ``train``. A field of type
+``tyro.conf.Suppress[...]`` is filled in by the program: it goes to JSON and back, but cannot be set.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import inspect
+import functools
+import io
 import math
+import re
 import types
-from collections.abc import Iterable, Iterator, Mapping
-from enum import Enum
+from collections.abc import Callable, Mapping, Sequence
+from itertools import takewhile
 from pathlib import Path
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, get_args, get_origin
 
-from topomask.support.near_names import nearest
+from topomask.support.near_names import did_you_mean
+
+if TYPE_CHECKING:
+    from cattrs import Converter
 
 _Config = TypeVar("_Config")
-_WORDS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
-_EXAMPLES: dict[Any, str] = {bool: "true", int: "3", float: "0.1", str: "name", Path: "folder", None: "none"}
+_COLOR = re.compile(r"\x1b\[[0-9;]*m")
 
 
 class ConfigError(ValueError):
-    """A field that does not exist, or a value that it cannot take."""
+    """JSON that is not a config: a field that does not exist or is missing, or a value that it cannot take."""
 
 
-def apply_overrides(config: _Config, overrides: Iterable[str]) -> _Config:
-    """A copy of a config with fields set from text, each read as the type of its field.
+class UsageError(ValueError):
+    """A command line that cannot be read."""
+
+
+def apply_overrides(config: _Config, arguments: Sequence[str]) -> _Config:
+    """A copy of a config with fields set as on the command line.
 
     All are set at once, so that a check of fields against each other sees the final values.
 
     Args:
         config: A dataclass, frozen or not; its fields may be dataclasses.
-        overrides: ``"group.field=value"``; of two for the same field the last counts.
+        arguments: ``"--group.field", "value"``; of two for the same field the last counts.
 
     Example:
         >>> from dataclasses import dataclass
@@ -42,28 +50,74 @@ def apply_overrides(config: _Config, overrides: Iterable[str]) -> _Config:
         ... class Optim:
         ...     lr: float = 1e-3
         ...     betas: tuple[float, float] = (0.9, 0.999)
-        >>> apply_overrides(Optim(), ["lr=3e-4", "betas=0.9,0.95"])
+        >>> apply_overrides(Optim(), ["--lr", "3e-4", "--betas", "0.9", "0.95"])
         Optim(lr=0.0003, betas=(0.9, 0.95))
-        >>> apply_overrides(Optim(), ["lrr=1"])
+        >>> apply_overrides(Optim(), ["--beta", "1"])
         Traceback (most recent call last):
         ...
-        topomask.support.config.ConfigError: There is no field `lrr`. Did you mean `lr`? Fields: lr, betas.
+        topomask.support.config.UsageError: Unrecognized options: --beta, 1. Did you mean --betas? Run topomask --help.
     """
-    draft = _Draft(config)
-    for override in overrides:
-        path, equals, text = override.partition("=")
-        path = path.strip()
-        if not equals or not path:
-            leaves = ((name, _text(value, kind)) for name, kind, value, _ in _leaves(config))
-            example = next((f"{name}={shown}" for name, shown in leaves), "field=value")
-            raise ConfigError(f"An override must be field=value, e.g. {example}, but is {override!r}.")
-        draft.set(path, text.strip())
-    return draft.finish()
+    from tyro.conf import FlagConversionOff
+
+    changed: _Config = read_arguments(type(config), arguments, default=config, config=(FlagConversionOff,))
+    return changed
+
+
+def read_arguments(kind: Callable[..., Any], arguments: Sequence[str], prog: str = "topomask", **how: Any) -> Any:
+    """What :func:`tyro.cli` reads; a UsageError of one line where it would draw a box and exit.
+
+    Args:
+        kind: A dataclass, or a function to call.
+        arguments: Words of the command line.
+        prog: The words before them.
+        how: More options of tyro.
+    """
+    import tyro
+
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):
+            return tyro.cli(kind, prog=prog, args=arguments, use_underscores=True, **how)
+    except SystemExit as stop:
+        # After printing help.
+        if not stop.code:
+            raise
+        raise UsageError(f"{_one_line(said.getvalue())} Run {prog} --help.") from None
+
+
+def _one_line(box: str) -> str:
+    """What a box of tyro says before its first rule, and the nearest name."""
+    _, *lines = (line.strip("│| ") for line in _COLOR.sub("", box).splitlines())
+    # The first line is the title, which a rule may follow.
+    text = " ".join(takewhile(_is_text, lines[not _is_text(lines[0]) :])).removesuffix(".")
+    hint = ""
+    if text.startswith("Unrecognized options"):
+        offers = [line.split()[0] for line in lines if line.startswith("--")]
+        hint = did_you_mean(text.split()[2].rstrip(","), offers, quote=str)
+    elif text.startswith("invalid choice"):
+        value, _, *choices = re.findall("'(.*?)'", text)
+        hint = did_you_mean(value, choices)
+    return f"{text[:1].upper()}{text[1:]}.{hint}"
+
+
+def _is_text(line: str) -> bool:
+    return bool(line.strip("─-"))
+
+
+def names_set(arguments: Sequence[str]) -> list[str]:
+    """The names of the fields that words of the command line set."""
+    return [word[2:].partition("=")[0].replace("-", "_") for word in arguments if word.startswith("--")]
 
 
 def to_dict(config: Any) -> dict[str, Any]:
     """A config as dicts, lists, numbers and strings, for JSON; :func:`from_dict` takes it back."""
-    return {field.name: _encode(getattr(config, field.name), field.name) for field in _fields(config)}
+    if not dataclasses.is_dataclass(config):
+        raise ConfigError(f"A config must be a dataclass, but {config!r} is a {type(config).__name__}.")
+    found: dict[str, Any] = _converter().unstructure(config)
+    for name, value in flat(found).items():
+        if not (value is None or isinstance(value, bool | int | float | str | list)):
+            raise ConfigError(f"`{name}` cannot be written as JSON: it is a {type(value).__name__}.")
+    return found
 
 
 def from_dict(kind: type[_Config], data: Mapping[str, Any]) -> _Config:
@@ -75,351 +129,116 @@ def from_dict(kind: type[_Config], data: Mapping[str, Any]) -> _Config:
         kind: The dataclass.
         data: A value for each of its fields.
     """
-    return _decode_group(kind, data, "")
+    from cattrs import BaseValidationError, transform_error
 
-
-def field_table(config: Any) -> str:
-    """Fields with types, values and what the docstring of their class says on them, as text in columns."""
-    rows = [(name, _name(kind), _text(value, kind), doc) for name, kind, value, doc in _leaves(config)]
-    rows.insert(0, ("field", "type", "value", ""))
-    widths = [max(len(row[column]) for row in rows) for column in range(3)]
-    lines = ("  ".join([*map(str.ljust, row[:3], widths), row[3]]) for row in rows)
-    return "\n".join(line.rstrip() for line in lines)
-
-
-def _fields(config: Any) -> list[dataclasses.Field[Any]]:
-    if not dataclasses.is_dataclass(config):
-        raise ConfigError(f"A config must be a dataclass, but {config!r} is a {type(config).__name__}.")
-    return [field for field in dataclasses.fields(config) if field.init]
-
-
-def _settable(config: Any) -> list[str]:
-    """The names of the fields that are for the user to set."""
-    return [field.name for field in _fields(config) if field.metadata.get("settable", True)]
-
-
-def _kinds(config: Any) -> dict[str, Any]:
-    """The types of the fields, by name."""
-    hints = get_type_hints(config if isinstance(config, type) else type(config))
-    return {field.name: hints[field.name] for field in _fields(config)}
-
-
-def _is_group(value: Any) -> bool:
-    return dataclasses.is_dataclass(value) and not isinstance(value, type)
-
-
-def _members(kind: Any) -> tuple[Any, ...]:
-    """The types that a union joins, str and Path last, since any text is one; a type that is no union alone."""
-    if get_origin(kind) not in (Union, types.UnionType):
-        return (kind,)
-    return tuple(sorted(get_args(kind), key=lambda member: member in (str, Path)))
-
-
-def _leaves(config: Any, prefix: str = "") -> Iterator[tuple[str, Any, Any, str]]:
-    """Dotted name, type, value and documentation of all fields that are no group and can be set."""
-    docs, kinds = _docs(config), _kinds(config)
-    for name in _settable(config):
-        kind, value = kinds[name], getattr(config, name)
-        if _is_group(value):
-            yield from _leaves(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", kind, value, docs.get(name, "")
-
-
-def _docs(config: Any) -> dict[str, str]:
-    """What the section Args or Attributes of the docstrings of its classes says on every field."""
-    docs: dict[str, str] = {}
-    for kind in reversed(type(config).__mro__):
-        docs |= _section(inspect.cleandoc(kind.__doc__ or "").splitlines())
-    return docs
-
-
-def _section(lines: list[str]) -> dict[str, str]:
-    docs: dict[str, str] = {}
-    start = next((i for i, line in enumerate(lines) if line in ("Args:", "Attributes:")), len(lines))
-    name = ""
-    for line in lines[start + 1 :]:
-        if not line.startswith("    "):
-            break
-        if not line.startswith("     "):
-            name, _, line = line.strip().partition(":")
-        docs[name] = f"{docs.get(name, '')} {line.strip()}".strip()
-    return docs
-
-
-class _Draft:
-    """A group whose fields are being set."""
-
-    def __init__(self, config: Any, prefix: str = "") -> None:
-        self.config, self.prefix = config, prefix
-        self.kinds = _kinds(config)
-        self.changes: dict[str, Any] = {}
-
-    def set(self, path: str, text: str) -> None:
-        """Set a field of this group, or of a group in it."""
-        name, dot, rest = path.partition(".")
-        if name not in self.kinds:
-            raise ConfigError(_unknown(self.config, self.prefix, path))
-        if name not in _settable(self.config):
-            raise ConfigError(f"`{self.prefix}{name}` is filled in by the run and cannot be set. Leave it out.")
-        if dot:
-            self._group(name, rest).set(rest, text)
-            return
-        path = f"{self.prefix}{name}"
-        value = getattr(self.config, name)
-        members = _members(self.kinds[name])
-        groups = [member for member in members if dataclasses.is_dataclass(member)]
-        if not groups:
-            self.changes[name] = _parse(self.kinds[name], text, path, value)
-        elif type(None) in members and text.lower() == "none":
-            self.changes[name] = None
-        else:
-            inside = next(iter(_paths(value)), "field") if _is_group(value) else _settable(groups[0])[0]
-            raise ConfigError(f"`{path}` is a group of fields. Set one of them, as in {path}.{inside}=...")
-
-    def _group(self, name: str, rest: str) -> _Draft:
-        value = self.changes.get(name, getattr(self.config, name))
-        if isinstance(value, _Draft):
-            return value
-        groups = [member for member in _members(self.kinds[name]) if dataclasses.is_dataclass(member)]
-        if value is None and len(groups) == 1 and isinstance(groups[0], type):
-            # A group that is None is made with its defaults as soon as one of its fields is set.
-            value = _make_group(groups[0], f"{self.prefix}{name}")
-        if not _is_group(value):
-            raise ConfigError(f"`{self.prefix}{name}` is no group, so it has no field `{rest}`.")
-        self.changes[name] = _Draft(value, f"{self.prefix}{name}.")
-        return self.changes[name]
-
-    def finish(self) -> Any:
-        """The config with its changes."""
-        changes = {name: value.finish() if isinstance(value, _Draft) else value for name, value in self.changes.items()}
-        try:
-            return dataclasses.replace(self.config, **changes)
-        except ConfigError:
-            raise
-        except ValueError as error:
-            # The check of the dataclass names the field, but does not know which group it is in.
-            where = f"In `{self.prefix[:-1]}`: " if self.prefix else ""
-            raise ConfigError(f"{where}{error}") from None
-
-
-def _make_group(kind: type, path: str) -> Any:
-    """A group with its defaults; a ConfigError where some of its fields have none."""
-    missing = dataclasses.MISSING
-    bare = [field.name for field in _fields(kind) if field.default is missing and field.default_factory is missing]
-    if bare:
-        raise ConfigError(
-            f"`{path}` is none, and it cannot be made from text: {kind.__name__} has no default for {', '.join(bare)}. "
-            f"Set `{path}` in Python, then change its fields."
-        )
     try:
-        return kind()
-    except ValueError as error:
-        raise ConfigError(f"`{path}` is none, and its defaults cannot be taken: {error}") from None
+        return _converter().structure(data, kind)
+    except (BaseValidationError, ConfigError) as error:
+        text, _, path = transform_error(error, "", _format)[0].rpartition(" @ ")
+        raise ConfigError((f"`{path[1:]}`" if path else kind.__name__) + text) from None
 
 
-def _unknown(config: Any, prefix: str, path: str) -> str:
-    """A message on a field that does not exist, with the one that was probably meant."""
-    names = _settable(config)
-    name = path.partition(".")[0]
-    # A field of another group is likely meant where it has just that name.
-    inner = [leaf for leaf, *_ in _leaves(config) if leaf.rpartition(".")[2] == path.rpartition(".")[2]]
-    # Fields are short words, many of them alike, so that a guess must be better here.
-    close = inner[0] if inner else nearest(name, names, cutoff=0.6) or nearest(path, _paths(config), cutoff=0.6)
-    hint = f" Did you mean `{prefix}{close}`?" if close else ""
-    where = f" in `{prefix[:-1]}`" if prefix else ""
-    return f"There is no field `{prefix}{name}`.{hint} Fields{where}: {', '.join(names)}."
+def flat(record: Any, prefix: str = "") -> dict[str, Any]:
+    """Dicts in dicts as one, with the names that fields have on the command line."""
+    if not isinstance(record, dict):
+        return {prefix[:-1]: record}
+    return {name: value for key, part in record.items() for name, value in flat(part, f"{prefix}{key}.").items()}
 
 
-def _paths(config: Any) -> list[str]:
-    return [leaf for leaf, *_ in _leaves(config)]
+def _format(error: BaseException, _: type | None) -> str:
+    # The check of a dataclass is a sentence; what is wrong with one field continues its name.
+    return f" {error}" if isinstance(error, ConfigError) else f": {error}"
 
 
-def _parse(kind: Any, text: str, path: str, example: Any = None) -> Any:
-    """The value that a text stands for in a field of a type."""
-    if type(None) in _members(kind) and text.lower() in _nothings(kind):
-        return None
-    for member in _members(kind):
-        try:
-            return _parse_one(member, text)
-        except ValueError:
-            continue
-    if example is None:
-        shown = next(_example(member) for member in _members(kind) if member is not type(None))
-    else:
-        shown = _text(example, kind)
-    raise ConfigError(f"`{path}` must be {_name(kind)}, e.g. {path}={shown}, but is {text!r}.")
+@functools.cache
+def _converter() -> Converter:
+    from cattrs import Converter
 
-
-def _parse_one(kind: Any, text: str) -> Any:
-    """The value of a text for a type that is no union; a ValueError where it has none."""
-    if kind is type(None):
-        raise ValueError(text)
-    if kind is bool:
-        return _lookup(_WORDS, text.lower())
-    if kind is int:
-        return _whole(text)
-    if kind in (float, str, Path):
-        value = kind(text)
-        if kind is float and math.isnan(value):
-            raise ValueError(text)
-        return value
-    if get_origin(kind) is Literal:
-        return _lookup({_text(choice): choice for choice in get_args(kind)}, text)
-    if get_origin(kind) in (tuple, list):
-        items = _split(text)
-        return get_origin(kind)(map(_parse, _item_kinds(kind, len(items)), items, [""] * len(items)))
-    if isinstance(kind, type) and issubclass(kind, Enum):
-        return _lookup({name.lower(): member for name, member in kind.__members__.items()}, text.lower())
-    raise TypeError(f"Fields of type {_name(kind)} cannot be set from text.")
-
-
-def _lookup(words: Mapping[str, Any], text: str) -> Any:
-    if text not in words:
-        raise ValueError(text)
-    return words[text]
-
-
-def _whole(text: str) -> int:
-    """An integer, also one written as 1e4."""
-    try:
-        return int(text)
-    except ValueError:
-        value = float(text)
-        if not value.is_integer():
-            raise
-        return int(value)
-
-
-def _split(text: str, bracketed: bool = True) -> list[str]:
-    """The items of ``1,2``, ``(1, 2)`` or ``[1, 2]``, which may be lists themselves."""
-    items, depth = [""], 0
-    for letter in text:
-        depth += (letter in "([") - (letter in ")]")
-        if letter == "," and not depth:
-            items.append("")
-        else:
-            items[-1] += letter
-    items = [item.strip() for item in items]
-    if bracketed and len(items) == 1 and text[:1] + text[-1:] in ("()", "[]"):
-        return _split(text[1:-1], bracketed=False)
-    # As in Python, a comma may end the list.
-    return items if items[-1] else items[:-1]
-
-
-def _item_kinds(kind: Any, count: int) -> tuple[Any, ...]:
-    """The types of the items of a tuple or list of ``count`` items."""
-    kinds = get_args(kind)
-    if get_origin(kind) is list or kinds[-1:] == (...,):
-        return kinds[:1] * count
-    if len(kinds) != count:
-        raise ValueError(f"{count} items, where {len(kinds)} are expected")
-    return kinds
-
-
-def _encode(value: Any, path: str) -> Any:
-    if _is_group(value):
-        return {field.name: _encode(getattr(value, field.name), f"{path}.{field.name}") for field in _fields(value)}
-    if isinstance(value, Enum):
-        return value.name
-    if isinstance(value, tuple | list):
-        return [_encode(item, f"{path}[{i}]") for i, item in enumerate(value)]
+    converter = Converter(unstruct_collection_overrides={tuple: list})
+    converter.register_unstructure_hook(Path, str)
     # JSON has no infinity.
-    if isinstance(value, Path) or (isinstance(value, float) and not math.isfinite(value)):
-        return str(value)
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    raise ConfigError(f"`{path}` cannot be written as JSON: it is a {type(value).__name__}.")
+    converter.register_unstructure_hook(float, lambda value: value if math.isfinite(value) else str(value))
+    for kind in (bool, int, str):
+        converter.register_structure_hook(kind, lambda value, kind: _check(type(value) is kind, value, kind))
+    converter.register_structure_hook(Path, lambda value, kind: Path(_check(type(value) is str, value, kind)))
+    converter.register_structure_hook(float, _read_float)
+    converter.register_structure_hook_func(lambda kind: _origin(kind) is Literal, _read_literal)
+    for found, factory in (
+        (dataclasses.is_dataclass, _group_reader),
+        (lambda kind: _origin(kind) in (tuple, list), _sequence_reader),
+        (lambda kind: len(_members(kind)) > 1, _union_reader),
+    ):
+        converter.register_structure_hook_factory(found, factory)
+    return converter
 
 
-def _decode_group(kind: Any, data: Any, path: str) -> Any:
-    where = f"`{path}`" if path else kind.__name__
-    if not isinstance(data, Mapping):
-        raise ConfigError(f"{where} must be a group of fields, but is {data!r}.")
-    kinds = _kinds(kind)
-    needed = [field.name for field in _fields(kind) if field.default is not None]
-    unknown, missing = [name for name in data if name not in kinds], [name for name in needed if name not in data]
-    if unknown or missing:
-        parts = [f"unknown: {', '.join(unknown)}"] * bool(unknown) + [f"missing: {', '.join(missing)}"] * bool(missing)
-        raise ConfigError(f"{where} must have the fields {', '.join(kinds)}; {'; '.join(parts)}.")
-    prefix = f"{path}." if path else ""
-    return kind(**{name: _decode(kinds[name], value, f"{prefix}{name}") for name, value in data.items()})
+def _check(fits: bool, value: Any, kind: Any) -> Any:
+    if not fits:
+        name = kind.__name__ if isinstance(kind, type) else str(kind).replace("typing.", "")
+        raise ConfigError(f"must be {name}, but is {value!r}.")
+    return value
 
 
-def _decode(kind: Any, value: Any, path: str) -> Any:
-    """The value of a field from what JSON has for it."""
-    groups = [member for member in _members(kind) if dataclasses.is_dataclass(member)]
-    if len(groups) == 1 and isinstance(value, Mapping):
-        return _decode_group(groups[0], value, path)
-    for member in _members(kind):
-        try:
-            return _decode_one(member, value, path)
-        except (ValueError, TypeError):
-            continue
-    raise ConfigError(f"`{path}` must be {_name(kind)}, but is {value!r}.")
+def _read_float(value: Any, kind: type[float]) -> float:
+    try:
+        return float(_check(type(value) in (int, float) or value in ("inf", "-inf", "nan"), value, kind))
+    except OverflowError:
+        return _check(False, value, kind)
 
 
-def _decode_one(kind: Any, value: Any, path: str) -> Any:
-    """The value of a field of a type that is no union; a ValueError or TypeError where it has none."""
-    if get_origin(kind) is Literal:
-        return _lookup({repr(choice): choice for choice in get_args(kind)}, repr(value))
-    if get_origin(kind) in (tuple, list) and isinstance(value, tuple | list):
-        kinds = _item_kinds(kind, len(value))
-        return get_origin(kind)(_decode(*pair, f"{path}[{i}]") for i, pair in enumerate(zip(kinds, value, strict=True)))
-    if isinstance(kind, type) and issubclass(kind, Enum):
-        return _lookup(kind.__members__, value)
-    if kind is float and (type(value) in (int, float) or value in ("inf", "-inf", "nan")):
-        return float(value)
-    if kind is Path and isinstance(value, str):
-        return Path(value)
-    if type(value) is kind:
-        return value
-    raise TypeError(path)
+def _read_literal(value: Any, kind: Any) -> Any:
+    return _check(any(type(value) is type(choice) and value == choice for choice in get_args(kind)), value, kind)
 
 
-def _text(value: Any, kind: Any = None) -> str:
-    """A value as one would write it on the command line, for a field of a type."""
-    if value is None:
-        return _nothings(kind)[0]
-    if isinstance(value, tuple | list):
-        if not value or isinstance(value[0], tuple | list):
-            return f"[{','.join(f'({_text(item)})' for item in value)}]"
-        return ",".join(map(_text, value))
-    if isinstance(value, Enum):
-        return value.name
-    return str(value).lower() if isinstance(value, bool) else str(value)
+def _group_reader(kind: Any, converter: Converter) -> Callable[[Any, Any], Any]:
+    from cattrs.gen import make_dict_structure_fn
+
+    structure = make_dict_structure_fn(kind, converter)
+    fields = {field.name: field.default for field in dataclasses.fields(kind) if field.init}
+
+    def read(data: Any, kind: Any) -> Any:
+        if not isinstance(data, Mapping):
+            raise ConfigError(f"must be a group of fields, but is {data!r}.")
+        for name in data:
+            if name not in fields:
+                hint = did_you_mean(name, fields, quote="`{}`".format)
+                raise ConfigError(f"has no field `{name}`.{hint} Rename or delete it. Fields: {', '.join(fields)}.")
+        missing = [name for name, default in fields.items() if name not in data and default is not None]
+        if missing:
+            raise ConfigError(f"must have the fields {', '.join(fields)}; missing: {', '.join(missing)}. Add them.")
+        return structure(data, kind)
+
+    return read
 
 
-def _example(kind: Any) -> str:
-    """A value of a type as one would write it on the command line."""
-    if get_origin(kind) is Literal:
-        return _text(get_args(kind)[0])
-    if get_origin(kind) in (tuple, list):
-        kinds = [member for member in get_args(kind) if member is not ...]
-        return ",".join(map(_example, kinds if len(kinds) > 1 else kinds * 2))
-    if isinstance(kind, type) and issubclass(kind, Enum):
-        return next(iter(kind)).name
-    return _EXAMPLES.get(kind, "...")
+def _sequence_reader(kind: Any, converter: Converter) -> Callable[[Any, Any], Any]:
+    make, kinds = get_origin(kind), get_args(kind)
+    if make is list or kinds[-1] is ...:
+        return lambda value, kind: make(
+            converter.structure(item, kinds[0]) for item in _check(isinstance(value, list), value, kind)
+        )
+    return lambda value, kind: make(
+        map(converter.structure, _check(isinstance(value, list) and len(value) == len(kinds), value, kind), kinds)
+    )
 
 
-def _name(kind: Any) -> str:
-    """A type as one would say it."""
-    if get_origin(kind) is Literal:
-        return " | ".join(map(_text, get_args(kind)))
-    if len(_members(kind)) > 1:
-        return " | ".join(_nothings(kind)[0] if member is type(None) else _name(member) for member in get_args(kind))
-    if get_origin(kind) in (tuple, list):
-        inner = ", ".join("..." if member is ... else _name(member) for member in get_args(kind))
-        return f"{get_origin(kind).__name__}[{inner}]"
-    if isinstance(kind, type) and issubclass(kind, Enum):
-        return " | ".join(kind.__members__)
-    return getattr(kind, "__name__", str(kind))
+def _origin(kind: Any) -> Any:
+    return get_origin(kind)
 
 
-def _nothings(kind: Any) -> list[str]:
-    """How None may be written in a field of a type, the usual way first: not as a choice, or text, of that name."""
-    members = _members(kind)
-    if str in members or Path in members:
-        return ["none"]
-    choices = [choice for member in members if get_origin(member) is Literal for choice in get_args(member)]
-    return [word for word in ("none", "default", "null") if word not in choices]
+def _members(kind: Any) -> list[Any]:
+    """The types that a union joins, apart from None, which cattrs knows."""
+    joined = get_args(kind) if get_origin(kind) in (Union, types.UnionType) else ()
+    return [member for member in joined if member is not type(None)]
+
+
+def _union_reader(_: Any, converter: Converter) -> Callable[[Any, Any], Any]:
+    def read(value: Any, kind: Any) -> Any:
+        if value is None and type(None) in get_args(kind):
+            return None
+        for member in _members(kind):
+            with contextlib.suppress(Exception):
+                return converter.structure(value, member)
+        return _check(False, value, kind)
+
+    return read

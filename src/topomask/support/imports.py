@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 
 def lazy_names(
@@ -45,22 +46,55 @@ def lazy_names(
     return get, names
 
 
-def need(module: str, package: str, extra: str, purpose: str) -> Any:
+class Extra(NamedTuple):
+    """A package that need not be installed.
+
+    Args:
+        label: Its name in messages.
+        distribution: Its name for pip.
+        extra: The extra of topomask that installs it.
+    """
+
+    label: str
+    distribution: str
+    extra: str
+
+
+# By the module that is imported.
+EXTRAS = {
+    "PIL": Extra("Pillow", "pillow", "data"),
+    "av": Extra("PyAV", "av", "video"),
+    "matplotlib": Extra("matplotlib", "matplotlib", "plot"),
+    "networkx": Extra("networkx", "networkx", "networkx"),
+    "rich": Extra("rich", "rich", "train"),
+    "safetensors": Extra("safetensors", "safetensors", "train"),
+    "sklearn": Extra("scikit-learn", "scikit-learn", "data"),
+    "tensorboard": Extra("TensorBoard", "tensorboard", "tensorboard"),
+    "torch_geometric": Extra("PyG", "torch_geometric", "pyg"),
+}
+
+
+def installed(module: str) -> bool:
+    """Whether a package is installed; it is not imported."""
+    return importlib.util.find_spec(module) is not None
+
+
+def need(module: str, purpose: str) -> Any:
     """The module, or an error that says what needs it and how to install it.
 
     Args:
-        module: What to import.
-        package: The name of the package, for the message.
-        extra: The extra of topomask that installs it.
+        module: What to import: one of ``EXTRAS``, or a module of it.
         purpose: What needs it, the start of a sentence.
     """
+    package = module.partition(".")[0]
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
         # A module that is missing inside an installed package is another problem, and keeps its own message.
-        if error.name != module.partition(".")[0]:
+        if error.name != package:
             raise
+        label, _, extra = EXTRAS[package]
         raise ModuleNotFoundError(
-            f"{purpose} needs {package}, which is not installed. Install it with: pip install 'topomask[{extra}]'",
-            name=error.name,
+            f"{purpose} needs {label}, which is not installed. Install it with: pip install 'topomask[{extra}]'",
+            name=package,
         ) from None

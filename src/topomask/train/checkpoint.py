@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
+import os
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,15 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from topomask.support.files import write_atomically
-
-try:
-    import safetensors
-    from safetensors.torch import save_file
-except ModuleNotFoundError:  # pragma: no cover
-    raise ModuleNotFoundError(
-        "Checkpoints need safetensors. Install it with: pip install 'topomask[train]'", name="safetensors"
-    ) from None
+from topomask.support.files import parse_json, write_atomically
+from topomask.support.imports import need
 
 _FORMAT = 1
 # Names listed in an error before it says how many more there are.
@@ -77,24 +73,27 @@ def save_checkpoint(
     tensors = _separate(tensors)
     text = json.dumps({"format": _FORMAT} | (info or {}), allow_nan=False)
     metadata = {"topomask": text, "digest": _digest(tensors, text)}
-    write_atomically(path, lambda temporary: save_file(tensors, temporary, metadata))
+    write_atomically(path, lambda temporary: _save(tensors, temporary, metadata))
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
     """The content of a checkpoint; a :class:`CheckpointError` where it is not whole."""
     if not path.is_file():
         raise FileNotFoundError(f"There is no checkpoint {path}.")
+    safetensors = need("safetensors", "A checkpoint")
     try:
         with safetensors.safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         if "topomask" not in metadata:
             raise CheckpointError(f"{path} was not written by topomask: its header says nothing on the run.")
-        info = json.loads(metadata["topomask"])
+        info = parse_json(metadata["topomask"])
         if _digest(tensors, metadata["topomask"]) != metadata.get("digest"):
             raise CheckpointError(f"{path} is damaged: its content does not have the checksum of its header.")
     except (safetensors.SafetensorError, OSError, ValueError) as error:
         raise CheckpointError(f"{path} is damaged or cut short ({error}).") from None
+    if not isinstance(info, dict) or "format" not in info:
+        raise CheckpointError(f"{path} is damaged: its header does not say what format it has.")
     if info["format"] != _FORMAT:
         raise CheckpointError(
             f"{path} has format {info['format']}, and this version of topomask reads format {_FORMAT}. "
@@ -118,7 +117,21 @@ def restore_checkpoint(checkpoint: Checkpoint, model: nn.Module, optimizer: torc
             )
         # A copy lies in memory as torch allocates it; where numbers lie may decide how products round.
         states.setdefault(places[parameter], {})[key] = value.clone()
+    for place, state in states.items():
+        _check_moments(state, *optimized[place], checkpoint.path)
     optimizer.load_state_dict({"state": states, "param_groups": optimizer.state_dict()["param_groups"]})
+
+
+def _check_moments(state: dict[str, Tensor], name: str, parameter: nn.Parameter, path: Path) -> None:
+    """A CheckpointError unless this is what Adam keeps of a parameter."""
+    shapes = {"step": torch.Size(), "exp_avg": parameter.shape, "exp_avg_sq": parameter.shape}
+    found = {key: value.shape if value.is_floating_point() else value.dtype for key, value in state.items()}
+    if found != shapes:
+        described = ", ".join(f"{key} {kind}" for key, kind in found.items())
+        raise CheckpointError(
+            f"{path} is damaged: the optimiser state of `{name}` must be step, exp_avg and exp_avg_sq for shape "
+            f"{tuple(parameter.shape)}, but is {described}."
+        )
 
 
 def load_weights(model: nn.Module, path: Path | str, except_prefix: str | Sequence[str] = ()) -> None:
@@ -134,9 +147,21 @@ def load_weights(model: nn.Module, path: Path | str, except_prefix: str | Sequen
     own = model.state_dict()
     for prefix in prefixes:
         if not any(name.startswith(prefix) for name in own):
-            raise ValueError(f"`except_prefix` is {prefix!r}, but the model has no such weights: {_some(own)}.")
+            raise ValueError(f"`except_prefix` is {prefix!r}, but the model has no such weights: {some(own)}.")
     weights = read_checkpoint(path).weights
     _load(model, {name: value for name, value in weights.items() if not name.startswith(prefixes)}, path, prefixes)
+
+
+def _save(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str]) -> None:
+    safetensors = need("safetensors", "A checkpoint")
+    try:
+        need("safetensors.torch", "A checkpoint").save_file(tensors, path, metadata)
+    except safetensors.SafetensorError as error:
+        # It tells what the system said in words only.
+        found = re.search(r"os error (\d+)", str(error))
+        if found is None:
+            raise OSError(errno.EIO, str(error), str(path)) from None
+        raise OSError(int(found[1]), os.strerror(int(found[1])), str(path)) from None
 
 
 def _optimized(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[tuple[str, nn.Parameter]]:
@@ -157,9 +182,9 @@ def _load(model: nn.Module, weights: dict[str, Tensor], path: Path, prefixes: tu
         for name, value in weights.items()
         if name in kinds and name in own and value.shape != kinds[name].shape
     ]
-    problems = [f"not in the checkpoint: {_some(missing)}"] * bool(missing)
-    problems += [f"not in the model: {_some(unexpected)}"] * bool(unexpected)
-    problems += [f"shapes differ: {_some(shapes)}"] * bool(shapes)
+    problems = [f"not in the checkpoint: {some(missing)}"] * bool(missing)
+    problems += [f"not in the model: {some(unexpected)}"] * bool(unexpected)
+    problems += [f"shapes differ: {some(shapes)}"] * bool(shapes)
     if problems:
         raise CheckpointError(
             f"{path} does not fit the model: {'; '.join(problems)}. Build the model as it was, or leave out a part "
@@ -182,7 +207,8 @@ def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
 
 
-def _some(names: Iterable[str]) -> str:
+def some(names: Iterable[str]) -> str:
+    """The first few names, and how many more there are."""
     names = list(names)
     more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
     return ", ".join(names[:_MOST_NAMES]) + more

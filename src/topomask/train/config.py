@@ -27,7 +27,7 @@ class OptimConfig:
         weight_decay: Decay of matrices; biases, norms and the parameters of masks do not decay.
         betas: Decay of the running means of the gradient and of its square.
         eps: Added to the root of the mean square.
-        clip: Largest norm of the gradient of all parameters; none does not clip.
+        clip: Largest norm of the gradient of all parameters; None does not clip.
 
     References:
         Reid et al. (2025), Table 2.
@@ -61,15 +61,15 @@ class TrainConfig:
 
     Args:
         optim: The optimiser and its schedule.
-        epochs: Passes over the data; none for a length in steps, and 10 where both are none.
+        epochs: Passes over the data; None for a length in steps, and 10 where both are None.
         steps: Steps in all, instead of epochs.
         seed: Seed of the weights, the walks and of dropout.
         device: Where to run: auto, cpu, cuda.
         precision: Precision of products; bfloat16 is mixed precision by autocast, where the device has it.
         log_every: Steps between lines of training metrics.
-        eval_every: Steps between evaluations; none is every epoch.
-        checkpoint_every: Steps between checkpoints; none is every epoch.
-        patience: Evaluations in a row without a better one after which the run stops; none never does.
+        eval_every: Steps between evaluations; None is every epoch.
+        checkpoint_every: Steps between checkpoints; None is every epoch.
+        patience: Evaluations in a row without a better one after which the run stops; None never does.
         keep: How many of the last checkpoints to keep, besides the best.
         tensorboard: Write metrics for TensorBoard too.
         progress: Show progress.
@@ -96,7 +96,7 @@ class TrainConfig:
         if self.epochs is not None and self.steps is not None:
             raise ValueError(
                 f"`epochs` is {self.epochs} and `steps` is {self.steps}, but a run has one length. Set one of them and "
-                "the other to none, as in epochs=none."
+                "the other to None, as in --train.epochs None."
             )
         _check("seed", self.seed, 0 <= self.seed < 2**63, "in [0, 2**63)")
         _check("precision", self.precision, self.precision in ("float32", "bfloat16"), "'float32' or 'bfloat16'")
@@ -108,9 +108,14 @@ class TrainConfig:
         return length * (_DEFAULT_EPOCHS if self.epochs is None else self.epochs)
 
 
-# Fields of TrainConfig that numbers do not depend on, apart from rounding: a resumed run may change them. (It may also
-# have more patience.)
-FREE_FIELDS = ("checkpoint_every", "device", "keep", "progress", "tensorboard")
+# Fields that numbers do not depend on, apart from rounding: a resumed run may change them. (It may also have more
+# patience.)
+FREE_FIELDS = frozenset(
+    [
+        *("data.root", "data.download"),
+        *("train.checkpoint_every", "train.device", "train.keep", "train.progress", "train.tensorboard"),
+    ]
+)
 
 
 def _check(name: str, value: object, good: bool, expected: str) -> None:

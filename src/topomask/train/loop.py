@@ -11,8 +11,9 @@ from typing import Any
 from torch import nn
 
 from topomask.support.config import to_dict
+from topomask.support.imports import need
 from topomask.train.config import TrainConfig
-from topomask.train.processes import check_precision, join_processes, seed_everything
+from topomask.train.processes import HeldSignals, check_precision, join_processes, seed_everything
 from topomask.train.run_folder import RunFolder
 from topomask.train.running import Result, Run
 from topomask.train.step import NonFiniteError, Stepper, build_optimizer, learning_rate
@@ -35,6 +36,9 @@ def run(
 
     A run that was killed at any moment and is resumed gives the numbers of one that was not: on the CPU, with the same
     number of threads, to the last bit. The generators of torch, NumPy and Python are seeded.
+
+    SIGINT (Ctrl-C) and SIGTERM take effect after the step at which they arrive, once a checkpoint of it is written; a
+    second one ends the process at once.
 
     Args:
         config: How long, with which optimiser, what on the way, and the seed.
@@ -62,6 +66,8 @@ def run(
         >>> result.metrics["accuracy"] > 0.9
         True
     """
+    # Said before the training, not at its first checkpoint.
+    need("safetensors", "Training")
     whole = {} if record is None else to_dict(record)
     if not len(data):
         raise ValueError("`data` has no batches, so there is nothing to learn from.")
@@ -82,6 +88,7 @@ def run(
     run_folder = RunFolder(Path(folder), whole | {"train": to_dict(config)}, config.keep)
     with (
         closing(run_folder),
+        HeldSignals() as signals,
         Run(run_folder, stepper, config, total, length, resume=resume, fallback=fallback) as state,
     ):
         while not state.is_over:
@@ -98,6 +105,10 @@ def run(
                     state.evaluate(valid)
                 if state.is_due(config.checkpoint_every) or state.is_over:
                     state.save()
+                number = processes.largest(signals.number)
+                if number:
+                    state.save_before(number)
+                    signals.deliver(number)
                 if state.is_over:
                     break
             if not state.is_over and state.step < min((epoch + 1) * length, total):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from torch import nn
 
 from topomask.support.files import write_atomically
+from topomask.support.imports import need
 from topomask.train.reports import read_metrics
 from topomask.walks.modulation import Modulation
 
@@ -32,9 +34,11 @@ def plot_run(folder: Path | str, model: nn.Module | None = None) -> list[Path]:
     folder = Path(folder)
     lines = read_metrics(folder / "metrics.jsonl")
     names = {"loss": None} | {name: None for line in lines if line["event"] == "eval" for name in line}
-    pictures = [folder / f"{name}.png" for name in names if name not in _NOT_PLOTTED]
-    for path in pictures:
-        plot_metric(lines, path.stem, path)
+    # A metric may be called val/loss.
+    plotted = {name: folder / (re.sub(r"[/\\]", "-", name) + ".png") for name in names if name not in _NOT_PLOTTED}
+    for name, path in plotted.items():
+        plot_metric(lines, name, path)
+    pictures = [*plotted.values()]
     if model is not None and find_modulations(model):
         pictures.append(folder / "modulation.png")
         plot_modulations(model, pictures[-1])
@@ -92,12 +96,7 @@ def plot_modulations(model: nn.Module, path: Path) -> None:
 
 def _new_figure(width: float, height: float) -> Figure:
     # Imported where something is drawn, since that takes half a second.
-    try:
-        from matplotlib.figure import Figure
-    except ModuleNotFoundError:
-        message = "Plots need matplotlib. Install it with: pip install 'topomask[plot]'"
-        raise ModuleNotFoundError(message, name="matplotlib") from None
-    return Figure(figsize=(width, height), layout="constrained")
+    return cast("Figure", need("matplotlib.figure", "A plot").Figure(figsize=(width, height), layout="constrained"))
 
 
 def _save(figure: Figure, path: Path) -> None:

@@ -8,8 +8,11 @@ import gc
 import hashlib
 import os
 import random
+import signal
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any, TypeVar
 
 import numpy as np
@@ -105,6 +108,14 @@ class Processes:
             dist.all_reduce(values)
         return values
 
+    def largest(self, value: int) -> int:
+        """The largest of what the processes have."""
+        if self.world_size == 1:
+            return value
+        found = torch.tensor(value, device=self.device)
+        dist.all_reduce(found, dist.ReduceOp.MAX)
+        return int(found)
+
     def gather(self, value: _Answer) -> list[_Answer]:
         """What every process has, by rank."""
         if self.world_size == 1:
@@ -161,6 +172,65 @@ def _leave() -> None:
     dist.destroy_process_group()
 
 
+class HeldSignals:
+    """Holds back SIGINT and SIGTERM, so that a run can save itself first; a second one ends the process at once.
+
+    In the main thread only, where Python handles signals. Those that are ignored stay ignored.
+    """
+
+    def __init__(self) -> None:
+        # The signal that came, or 0.
+        self.number = 0
+        self._handlers: dict[int, Any] = {}
+        self._process = os.getpid()
+
+    def __enter__(self) -> HeldSignals:
+        self._hold()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        number = self.number
+        if number and kind is None:
+            self.deliver(number)
+        self._release()
+
+    def deliver(self, number: int) -> None:
+        """Do what would have been done without this; returns where a handler of the user does, and then holds on."""
+        handler = self._handlers.get(number, signal.SIG_DFL)
+        self._release()
+        if not callable(handler):
+            # The status that shells give to a process that a signal ended.
+            raise SystemExit(128 + number)
+        handler(number, None)
+        self._hold()
+
+    def _hold(self) -> None:
+        self.number = 0
+        if threading.current_thread() is not threading.main_thread():
+            return
+        for number in (signal.SIGINT, signal.SIGTERM):
+            handler = signal.getsignal(number)
+            # None is one that was not set from Python.
+            if handler not in (signal.SIG_IGN, None):
+                self._handlers[number] = handler
+                signal.signal(number, self._note)
+
+    def _release(self) -> None:
+        while self._handlers:
+            signal.signal(*self._handlers.popitem())
+
+    def _note(self, number: int, _frame: FrameType | None) -> None:
+        if os.getpid() != self._process:
+            # A process that was forked meanwhile, such as a worker of a pool, has nothing to save.
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+            return
+        self.number = number
+        # By the system, which does not wait until a long product is done.
+        for each in self._handlers:
+            signal.signal(each, signal.SIG_DFL)
+
+
 def check_precision(precision: Precision, device: torch.device) -> None:
     """A ValueError where the device has no such precision."""
     if (
@@ -203,14 +273,20 @@ def random_state() -> dict[str, Any]:
 
 
 def restore_random_state(state: dict[str, Any]) -> None:
-    """Put all generators back to where :func:`random_state` found them."""
-    torch.set_rng_state(_decode(state["torch"]))
-    if state["cuda"] is not None and torch.cuda.is_available():
-        torch.cuda.set_rng_state(_decode(state["cuda"]))
-    keys, position, has_gauss, gauss = state["numpy"]
-    np.random.set_state(("MT19937", np.array(keys, dtype=np.uint32), position, has_gauss, gauss))  # noqa: NPY002
-    version, words, next_gauss = state["python"]
-    random.setstate((version, tuple(words), next_gauss))
+    """Put all generators back to where :func:`random_state` found them; a ValueError where it did not."""
+    try:
+        torch.set_rng_state(_decode(state["torch"]))
+        if state["cuda"] is not None and torch.cuda.is_available():
+            torch.cuda.set_rng_state(_decode(state["cuda"]))
+        keys, position, has_gauss, gauss = state["numpy"]
+        # NumPy takes any position, and reads there.
+        if not 0 <= position <= len(keys):
+            raise ValueError(f"position {position} of {len(keys)}")
+        np.random.set_state(("MT19937", np.array(keys, dtype=np.uint32), position, has_gauss, gauss))  # noqa: NPY002
+        version, words, next_gauss = state["python"]
+        random.setstate((version, tuple(words), next_gauss))
+    except (LookupError, TypeError, ValueError, OverflowError, RuntimeError) as error:
+        raise ValueError(f"its random state cannot be restored ({error})") from None
 
 
 def _encode(state: torch.Tensor) -> str:

@@ -11,6 +11,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from topomask.support.files import explained, parse_json, write_atomically
+from topomask.support.imports import installed, need
+
 # Logs of long runs should stay readable; all lines of training are in the metrics anyway.
 _SECONDS_BETWEEN_LINES = 5.0
 
@@ -27,8 +30,30 @@ class Journal:
     """
 
     def __init__(self, path: Path | None, step: int = 0, tensorboard: Path | None = None) -> None:
-        self._file = None if path is None else _cut(path, step)
+        # Lines that were there, and how many were cut: beyond the step, and those that are damaged.
+        self.kept: list[dict[str, Any]] = []
+        self.beyond = self.damaged = 0
+        self.path = path
+        self._file = None if path is None else self._open(path, step)
         self._writer = None if path is None or tensorboard is None else _tensorboard(tensorboard, step)
+
+    def _open(self, path: Path, step: int) -> Any:
+        """The file, open behind the lines that are not beyond the step; no others stay."""
+        content = path.read_bytes() if path.exists() else b""
+        found, self.damaged = _lines(content)
+        texts = [text for line, text in found if line["step"] <= step]
+        self.kept = [line for line, _ in found if line["step"] <= step]
+        self.beyond = len(found) - len(texts)
+        kept = b"".join(texts)
+        if not content.startswith(kept):
+            # What is to be cut stands between lines that stay.
+            write_atomically(path, lambda temporary: temporary.write_bytes(kept))
+        path.touch()
+        # Unbuffered, so that a line is on its way at once.
+        file = path.open("r+b", buffering=0)
+        file.truncate(len(kept))
+        file.seek(len(kept))
+        return file
 
     def write(
         self, event: str, step: int, epoch: float, values: Mapping[str, float], time: Mapping[str, float]
@@ -36,10 +61,20 @@ class Journal:
         """Add a line."""
         if self._file is not None:
             line = {"event": event, "step": step, "epoch": epoch, **values, "time": dict(time)}
-            self._file.write((json.dumps(_plain(line), allow_nan=False) + "\n").encode())
+            self._append((json.dumps(_plain(line), allow_nan=False) + "\n").encode())
         if self._writer is not None:
             for name, value in {**values, **time}.items():
                 self._writer.add_scalar(f"{event}/{name}", value, step)
+
+    def _append(self, text: bytes) -> None:
+        assert self._file is not None
+        assert self.path is not None
+        try:
+            while text:
+                # Where the disk is nearly full, a part is written.
+                text = text[self._file.write(text) :]
+        except OSError as error:
+            raise explained(error, self.path) from None
 
     def sync(self) -> None:
         """Make sure that all lines are on disk: a checkpoint must not know more than the journal."""
@@ -55,47 +90,42 @@ class Journal:
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """The lines of a metrics file that are whole, as dicts."""
-    return [line for line, _ in _lines(path)]
+    return [line for line, _ in _lines(path.read_bytes())[0]]
 
 
-def _lines(path: Path) -> list[tuple[dict[str, Any], int]]:
-    """Whole lines, and where each ends in the file."""
-    lines, end = [], 0
-    for text in path.read_bytes().splitlines(keepends=True):
-        end += len(text)
-        try:
-            line = json.loads(text)
-        except ValueError:
-            break
-        if not text.endswith(b"\n") or not isinstance(line, dict):
-            break
-        lines.append((line, end))
-    return lines
+def _lines(content: bytes) -> tuple[list[tuple[dict[str, Any], bytes]], int]:
+    """Whole lines, each with its text, and the number of those that are not."""
+    texts = content.splitlines(keepends=True)
+    found = [(_line(text), text) for text in texts]
+    whole = [(line, text) for line, text in found if line is not None]
+    return whole, len(texts) - len(whole)
 
 
-def _cut(path: Path, step: int) -> Any:
-    """The file, open at the end of the last line that is not beyond the step."""
-    path.touch()
-    kept = 0
-    for line, end in _lines(path):
-        if line["step"] > step:
-            break
-        kept = end
-    # Unbuffered, so that a line is written at once or not at all.
-    file = path.open("r+b", buffering=0)
-    file.truncate(kept)
-    file.seek(kept)
-    return file
+def _line(text: bytes) -> dict[str, Any] | None:
+    """A line as :meth:`Journal.write` wrote it, or None."""
+    try:
+        line = parse_json(text)
+    except ValueError:
+        return None
+    if not text.endswith(b"\n") or not isinstance(line, dict):
+        return None
+    values = [value for name, value in line.items() if name not in ("event", "time")]
+    event, step, times = line.get("event"), line.get("step"), line.get("time", {})
+    if not isinstance(event, str) or type(step) is not int or step < 0 or not isinstance(times, dict):
+        return None
+    if line.get("epoch") is None or not all(value is None or _is_number(value) for value in (*values, *times.values())):
+        return None
+    return line
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and abs(value) <= sys.float_info.max
 
 
 def _tensorboard(folder: Path, step: int) -> Any:
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        raise ModuleNotFoundError(
-            "`tensorboard` is True, but it is not installed. Install it with: pip install 'topomask[tensorboard]'",
-            name="tensorboard",
-        ) from None
+    need("tensorboard", "`tensorboard=True`")
+    from torch.utils.tensorboard import SummaryWriter
+
     return SummaryWriter(str(folder), purge_step=step + 1)
 
 
@@ -159,10 +189,10 @@ class Progress:
 
 
 def _bar(total: int, step: int) -> Any:
-    try:
-        from rich import progress
-    except ModuleNotFoundError:
+    if not installed("rich"):
         return None
+    from rich import progress
+
     columns = (
         progress.BarColumn(bar_width=24),
         progress.MofNCompleteColumn(),

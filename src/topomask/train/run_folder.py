@@ -2,30 +2,29 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import platform
 import warnings
 from importlib import metadata
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import torch
+from filelock import FileLock, Timeout
 from torch import nn
 
 import topomask
 from topomask.attention import costs
+from topomask.support.config import flat
 from topomask.support.files import write_atomically
 from topomask.train.checkpoint import Checkpoint, CheckpointError, read_checkpoint, save_checkpoint
 from topomask.train.config import FREE_FIELDS
 
-try:
-    import fcntl
-except ModuleNotFoundError:  # pragma: no cover
-    # Not on Windows, where runs go on without a lock.
-    fcntl = None  # type: ignore[assignment]
-
+# What systems answer where a file system has no locks.
+_NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL)
 # Packages besides torch and NumPy that compute what a model is given or does; not all of them need be there.
 _PACKAGES = ("numba", "scipy", "scikit-learn", "torch-geometric")
 
@@ -41,7 +40,8 @@ class RunFolder:
 
     def __init__(self, path: Path, record: dict[str, Any], keep: int = 2) -> None:
         self.path, self.record, self.keep = path, record, keep
-        self._lock = FolderLock(path)
+        # The system takes it back when the process ends, however it ends, which it could not do with a soft lock.
+        self._lock = FileLock(path / "lock", blocking=False, thread_local=False, fallback_to_soft=False)
 
     @property
     def metrics(self) -> Path:
@@ -68,16 +68,16 @@ class RunFolder:
             The checkpoint to go on from, or None to start.
         """
         (self.path / "checkpoints").mkdir(parents=True, exist_ok=True)
-        self._lock.acquire()
+        self._take_lock()
         if not resume and (self.metrics.exists() or self.checkpoints()):
             raise FileExistsError(
                 f"{self.path} holds a run already. Pass resume=True to go on with it, or choose another folder. "
                 "On the command line, that is --resume or --output."
             )
         # With the lock, nobody is writing these any more: ours, and those of safetensors.
-        for pattern in (".*.tmp", ".tmp*"):
-            for leftover in (self.path / "checkpoints").glob(pattern):
-                leftover.unlink()
+        own = ("checkpoints/.*.tmp", "checkpoints/.tmp*", ".config.json.*.tmp", ".metrics.jsonl.*.tmp")
+        for leftover in [path for pattern in own for path in self.path.glob(pattern)]:
+            leftover.unlink()
         checkpoint = self._last_good(fallback)
         if checkpoint is not None:
             self._check_config(checkpoint)
@@ -87,7 +87,7 @@ class RunFolder:
 
     def close(self) -> None:
         """Let others use the folder."""
-        self._lock.release()
+        self._lock.release(force=True)
 
     def last(self, step: int) -> Path:
         """The checkpoint of a step."""
@@ -101,6 +101,18 @@ class RunFolder:
         """Remove all but the last checkpoints and the best."""
         for old in self.checkpoints()[: -self.keep]:
             old.unlink()
+
+    def _take_lock(self) -> None:
+        """A :class:`FolderInUse` where another run has the lock; nothing where the file system has no locks."""
+        try:
+            self._lock.acquire()
+        except Timeout:
+            raise FolderInUse(
+                f"Another process is training in {self.path}. Wait until it is done, stop it, or choose another folder."
+            ) from None
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise
 
     def _last_good(self, fallback: bool) -> Checkpoint | None:
         found = self.checkpoints()
@@ -121,21 +133,32 @@ class RunFolder:
 
     def _check_config(self, checkpoint: Checkpoint) -> None:
         """A CheckpointError where the config has changed in a way that changes the numbers."""
-        before, now = _flat(checkpoint.info["config"]), _flat(self.record)
-        # Nor does it matter where data lives.
-        free = {"data.root", "data.download", *(f"train.{name}" for name in FREE_FIELDS)}
-        patience, more = before.get("train.patience"), now.get("train.patience")
-        if more is None or (patience is not None and more >= patience):
-            # With more patience it would have come here, too.
-            free.add("train.patience")
-        changed = [name for name in {**before, **now} if name not in free and before.get(name) != now.get(name)]
+        changed = changes(config_of(checkpoint), self.record)
         if changed:
-            listed = ", ".join(f"{name}={before.get(name)} is now {now.get(name)}" for name in changed)
             raise CheckpointError(
-                f"{self.path} holds a run with another config: {listed}. Resume with the config it was started with, "
-                "or start in another folder (--output, or --runs of topomask reproduce), from its weights if you like "
-                "(load_weights)."
+                f"{self.path} holds a run with another config: {', '.join(changed)}. Resume with the config it was "
+                "started with, or start in another folder (--output, or --runs of topomask reproduce), from its "
+                "weights if you like (load_weights)."
             )
+
+
+def config_of(checkpoint: Checkpoint) -> dict[str, Any]:
+    """The config of the run that wrote a checkpoint."""
+    config = checkpoint.info.get("config")
+    if not isinstance(config, dict):
+        raise CheckpointError(f"{checkpoint.path} is damaged: its header does not have the config of the run.")
+    return config
+
+
+def changes(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """In words, the fields that differ between two configs in a way that changes the numbers."""
+    was, found, free = flat(before), flat(now), set(FREE_FIELDS)
+    patience, more = was.get("train.patience"), found.get("train.patience")
+    if more is None or (isinstance(patience, int) and more >= patience):
+        # With more patience it would have come here, too.
+        free.add("train.patience")
+    changed = [name for name in {**was, **found} if name not in free and was.get(name) != found.get(name)]
+    return [f"{name}={was.get(name)} is now {found.get(name)}" for name in changed]
 
 
 def find_checkpoint(folder: Path | str, best: bool = True) -> Path:
@@ -190,52 +213,5 @@ def _hash(values: dict[str, float]) -> str:
     return hashlib.blake2b(json.dumps(values, sort_keys=True).encode(), digest_size=4).hexdigest()
 
 
-def _flat(record: Any, prefix: str = "") -> dict[str, Any]:
-    if not isinstance(record, dict):
-        return {prefix[:-1]: record}
-    return {name: value for key, part in record.items() for name, value in _flat(part, f"{prefix}{key}.").items()}
-
-
 class FolderInUse(RuntimeError):  # noqa: N818
     """A folder in which another run is at work."""
-
-
-class FolderLock:
-    """A lock on the file ``lock`` of a folder, which the system takes back when the process ends, however it ends.
-
-    The file itself stays: were it removed, a third process could lock a new one while a second holds the old.
-
-    Args:
-        folder: The folder.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self._file: IO[bytes] | None = None
-
-    def acquire(self) -> None:
-        """Take the lock; a :class:`FolderInUse` where another run has it."""
-        if fcntl is None or self._file is not None:
-            return
-        file = (self.folder / "lock").open("ab")
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            file.close()
-            raise FolderInUse(
-                f"Another process is training in {self.folder}. Wait until it is done, stop it, or choose another "
-                "folder."
-            ) from None
-        except OSError:
-            # A file system without locks; runs go on as they do where there is no fcntl.
-            file.close()
-            return
-        self._file = file
-
-    def release(self) -> None:
-        """Give the lock back, if it was taken."""
-        if self._file is not None:
-            # Said aloud, since a fork of this process may have the file open still.
-            fcntl.flock(self._file, fcntl.LOCK_UN)
-            self._file.close()
-            self._file = None

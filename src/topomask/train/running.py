@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+import signal
+import sys
 import time
+import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,7 +14,7 @@ from typing import Any
 
 from torch import nn
 
-from topomask.train.checkpoint import Checkpoint, CheckpointError, read_checkpoint, restore_checkpoint
+from topomask.train.checkpoint import Checkpoint, CheckpointError, read_checkpoint, restore_checkpoint, some
 from topomask.train.config import TrainConfig
 from topomask.train.processes import random_state, restore_random_state
 from topomask.train.reports import Journal, Progress
@@ -70,9 +73,16 @@ class State:
         return {name: _texts(value) if isinstance(value, dict) else value for name, value in vars(self).items()}
 
     @classmethod
-    def from_json(cls, data: dict[str, Any]) -> State:
-        """The state that :meth:`to_json` gave."""
+    def from_json(cls, data: Any) -> State:
+        """The state that :meth:`to_json` gave; a ValueError where it did not."""
+        default = vars(cls())
+        if not isinstance(data, dict) or data.keys() != default.keys():
+            raise ValueError(f"its state must have the fields {', '.join(default)}")
         found: dict[str, Any] = {name: _numbers(x) if isinstance(x, dict) else x for name, x in data.items()}
+        for name, value in found.items():
+            kinds = (int, float) if isinstance(default[name], float) else (type(default[name]),)
+            if type(value) not in kinds or (not isinstance(value, dict) and not 0 <= value < 2**63):
+                raise ValueError(f"`{name}` of its state is {value!r}")
         return cls(**found)
 
 
@@ -113,7 +123,7 @@ class Run:
         self.progress = Progress(total, self.step, config.progress and first)
         self.mark = time.perf_counter()
         if note:
-            self.progress.note(note)
+            self.progress.note(" ".join([note, *self._check_journal()]))
 
     @property
     def step(self) -> int:
@@ -130,16 +140,43 @@ class Run:
         checkpoint = read_checkpoint(path)
         self._check_length(checkpoint)
         restore_checkpoint(checkpoint, self.stepper.model, self.stepper.optimizer)
-        self.state, self.saved = State.from_json(checkpoint.info["state"]), path
-        states = checkpoint.info["random"]
-        if self.processes.rank < len(states):
-            restore_random_state(states[self.processes.rank])
-        before = checkpoint.info["versions"] | {"processes": str(len(states))}
+        found, states = (checkpoint.info.get(name) for name in ("versions", "random"))
+        try:
+            self.state, self.saved = State.from_json(checkpoint.info.get("state")), path
+            if self.step != checkpoint.info.get("step"):
+                raise ValueError(f"its state is of step {self.step}")
+            if not isinstance(states, list) or not isinstance(found, dict):
+                raise ValueError("it does not have the versions and random states of the run")
+            if self.processes.rank < len(states):
+                restore_random_state(states[self.processes.rank])
+        except ValueError as error:
+            raise CheckpointError(f"{path} is damaged: {error}.") from None
+        before = found | {"processes": str(len(states))}
         now = versions() | {"processes": str(self.processes.world_size)}
         changed = _changes(before, now)
         notes = [f"Going on from step {self.step}."]
         notes += [f"Numbers may differ from those of an unbroken run: {', '.join(changed)}."] * bool(changed)
         return " ".join(notes)
+
+    def _check_journal(self) -> list[str]:
+        """What was cut from the metrics, in words; warns where lines are missing that were there at this step."""
+        journal, steps = self.journal, range(1, self.step + 1)
+        if not self.processes.is_first:
+            return []
+        due = [("train", step) for step in steps if self._is_due(step, self.config.log_every)]
+        if self.state.metrics:
+            due += [("eval", step) for step in steps if self._is_due(step, self.config.eval_every)]
+        there = {(line["event"], line["step"]) for line in journal.kept}
+        missing = [f"{event} at step {step}" for event, step in due if (event, step) not in there]
+        if missing:
+            warnings.warn(
+                f"{journal.path} is damaged: {len(missing)} lines from before step {self.step + 1} are missing: "
+                f"{some(missing)}. The run goes on without them; what is missing is only for pictures and to read.",
+                stacklevel=2,
+            )
+        cut = [f"{journal.beyond} beyond that step, which are written again"] * bool(journal.beyond)
+        cut += [f"{journal.damaged} that are not whole"] * bool(journal.damaged)
+        return [f"Lines cut from {journal.path.name}: {'; '.join(cut)}."] if cut and journal.path else []
 
     def _check_length(self, checkpoint: Checkpoint) -> None:
         """A CheckpointError where epochs have another length, so that the run would go on with other batches."""
@@ -163,7 +200,10 @@ class Run:
 
     def is_due(self, every: int | None) -> bool:
         """Whether something that is done every so many steps, or every epoch, is to be done now."""
-        return self.step % (every or self.length) == 0 or self.step == self.total
+        return self._is_due(self.step, every)
+
+    def _is_due(self, step: int, every: int | None) -> bool:
+        return step % (every or self.length) == 0 or step == self.total
 
     def count(self, means: dict[str, float], size: int, lr: float) -> None:
         """Note a step; write a line where one is due."""
@@ -209,6 +249,18 @@ class Run:
         if self.processes.is_first:
             self.folder.prune()
         self._elapse()
+
+    def save_before(self, number: int) -> None:
+        """Save what there is before a signal takes effect, and say so."""
+        path = self.folder.last(self.step)
+        if self.saved != path:
+            self.save()
+        if self.processes.is_first:
+            name = signal.Signals(number).name
+            text = f"{name} at step {self.step} of {self.total}: {path} is written. Pass resume=True to go on from it."
+            print(text, file=sys.stderr, flush=True)
+        # A process that ends before the checkpoint is written would take the others with it.
+        self.processes.gather(None)
 
     def _write(self, path: Path) -> None:
         fault = faulty_weights(self.stepper.model)
@@ -270,5 +322,8 @@ def _texts(values: dict[str, float]) -> dict[str, float | str]:
     return {name: value if math.isfinite(value) else str(value) for name, value in values.items()}
 
 
-def _numbers(values: dict[str, float | str]) -> dict[str, float]:
+def _numbers(values: dict[str, Any]) -> dict[str, float]:
+    odd = [name for name, value in values.items() if type(value) not in (int, float, str)]
+    if odd:
+        raise ValueError(f"`{odd[0]}` is {values[odd[0]]!r}, which is not a number")
     return {name: float(value) if isinstance(value, str) else value for name, value in values.items()}

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from topomask.graph.input import check_integer
+from topomask.ops.registration import has_values
 
 
 def positive_per_head(name: str, value: float | Sequence[float] | Tensor, num_heads: int) -> Tensor:
@@ -20,7 +21,7 @@ def positive_per_head(name: str, value: float | Sequence[float] | Tensor, num_he
         raise ValueError(
             f"`{name}` must be one number or have shape [num_heads={num_heads}], but has shape {tuple(start.shape)}."
         )
-    if not start.is_meta and not bool(((start > 0) & start.isfinite()).all()):
+    if has_values(start) and not bool(((start > 0) & start.isfinite()).all()):
         raise ValueError(f"`{name}` must be positive and finite, but is {start.tolist()}.")
     return start.expand(num_heads).clone()
 
@@ -36,7 +37,7 @@ def table_per_head(name: str, initial: Any, num_heads: int, size: int, size_text
             f"{tuple(initial.shape)}. Pass one number per {what}."
         )
     # On the meta device there are shapes but no values.
-    if not initial.is_meta and not bool(initial.isfinite().all()):
+    if has_values(initial) and not bool(initial.isfinite().all()):
         raise ValueError(f"`{name}` must be finite, but is {initial.tolist()}.")
     return initial.expand(num_heads, -1).clone()
 
@@ -71,7 +72,7 @@ class Modulation(nn.Module):
             initial = 0.5 ** torch.arange(max_length + 1)
         size = f"max_length + 1={max_length + 1}"
         start = table_per_head(name, initial, num_heads, max_length + 1, size, "walk length from 0 on")
-        if positive and not start.is_meta and not bool((start > 0).all()):
+        if positive and has_values(start) and not bool((start > 0).all()):
             raise ValueError(f"`{name}` must be positive, but is {start.tolist()}. Pass positive=False for a free f.")
         self.positive = positive
         self.weight = nn.Parameter(start.log() if positive else start)
@@ -87,8 +88,9 @@ class Modulation(nn.Module):
         return self.weight.shape[1] - 1
 
     def forward(self) -> Tensor:
-        """The modulation f, [H, L + 1]."""
-        return self.weight.exp() if self.positive else self.weight * 1.0
+        """The modulation f, [H, L + 1], in at least float32."""
+        weight = self.weight.to(torch.promote_types(self.weight.dtype, torch.float32))
+        return weight.exp() if self.positive else weight * 1.0
 
     def extra_repr(self) -> str:
         """Shown when the module is printed."""

@@ -89,18 +89,28 @@ class WalkRecord(Record):
     signed: bool
     dense: DenseLoads | None
 
+    @property
+    def query_pattern(self) -> Pattern:
+        """Where the features of queries have entries."""
+        return self.query._pattern
+
+    @property
+    def key_pattern(self) -> Pattern:
+        """Where the features of keys have entries."""
+        assert self.key is not None
+        return self.key._pattern
+
     def pairs(self) -> Pattern:
         """Where walks of queries and keys meet; found once."""
         if self.key is None:
-            return self.query.pattern
-        query, key = self.query.pattern, self.key.pattern
-        return Pattern(*_pair_pattern([*query, *key], []))
+            return self.query_pattern
+        return Pattern(*_pair_pattern([*self.query_pattern, *self.key_pattern], []))
 
     def rows(self, query_nodes: Tensor | None, key_nodes: Tensor | None) -> WalkRecord:
         """The record of some queries and keys."""
         query = self.query if query_nodes is None else self.query.rows(query_nodes)
         key = self.key if self.key is None or key_nodes is None else self.key.rows(key_nodes)
-        return make_record(query, key, None, query.loads.device, query.loads.dtype)
+        return make_record(query, key, None, query.device, query.dtype)
 
 
 def make_record(
@@ -121,7 +131,7 @@ def make_record(
     for side in {query, query if key is None else key}:
         side.prepare()
     if graph is not None:
-        suggest_order(query.pattern.columns, graph, partial(_order_per_head, num_heads=query.num_heads))
+        suggest_order(query._pattern.columns, graph, partial(_order_per_head, num_heads=query.num_heads))
     signed = query.signed or (key is not None and key.signed)
     dense = None if graph is None else DenseLoads.of(query, key)
     counts = _count(query, key, dense)
@@ -132,19 +142,19 @@ def _count(query: WalkFeatures, key: WalkFeatures | None, dense: DenseLoads | No
     """What there is of walks: of few nodes counted, otherwise estimated from samples."""
     num_rows = query.num_rows * query.num_heads
     nonzeros = query.num_nonzeros + (0 if key is None else key.num_nonzeros)
-    triples = query.num_nonzeros if key is None else count_triples(query.pattern, key.pattern)
+    triples = query.num_nonzeros if key is None else count_triples(query._pattern, key._pattern)
     if triples > MAX_PAIRS_PER_QUERY * num_rows:
         return WalkCounts(nonzeros, triples, pairs=triples, tiles=None)
     pairs, met = triples, None if dense is None else dense.pairs(query.num_rows)
     if key is not None:
-        pairs = estimate_pairs(query.pattern, key.pattern) if met is None else int(met.sum())
-    if pairs < MIN_ENTRIES_PER_ROW * num_rows or query.loads.device.type != "cpu":
+        pairs = estimate_pairs(query._pattern, key._pattern) if met is None else int(met.sum())
+    if pairs < MIN_ENTRIES_PER_ROW * num_rows or query.device.type != "cpu":
         tiles = None
     elif met is not None and 2 * pairs >= met.numel():
         # Queries see most keys, so it matters little which of them share a tile.
         tiles = count_tiles(met)
     else:
-        tiles = estimate_tiles(query.pattern, None if key is None else key.pattern)
+        tiles = estimate_tiles(query._pattern, None if key is None else key._pattern)
     return WalkCounts(nonzeros, triples, pairs, tiles)
 
 

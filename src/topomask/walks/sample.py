@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any, Literal, get_args
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from topomask.graph import Graph, Normalization
-from topomask.graph.input import check_integer, check_nodes
+from topomask.graph.input import check_integer, check_nodes, read_limit
+from topomask.ops.derived import plainly
 from topomask.ops.sample_walks import WalkSettings, sample_walks
 from topomask.ops.sample_walks import random_walks as sample_bare_walks
-from topomask.walks.features import WalkFeatures, Weighting, narrow
+from topomask.walks.features import WalkFeatures, WalkTensors, Weighting, narrow
 
 Coupling = Literal["repelling", "antithetic", "iid"]
 Ensemble = Literal["query", "key"]
+
+# Steps of all walks of a node and head: about 60 MB while they are summed up. Heads of a mask.
+_MAX_STEPS, _MAX_HEADS = 1 << 22, 1 << 12
+# Nodes that bare walks visit: 16 GB.
+_MAX_VISITS = 1 << 31
 
 # Goes up whenever the same seed gives other walks.
 SAMPLER_VERSION = 1
@@ -82,7 +88,7 @@ def sample_features(
     if dtype not in (torch.float32, torch.float64):
         raise ValueError(f"`dtype` must be torch.float32 or torch.float64, but is {dtype}.")
     nodes = _start_nodes(graph, start_nodes)
-    tensors = graph.tensors
+    tensors = graph._tensors
     if weighting == "visits":
         # Shares of walkers are the loads for "row", but for signs and the probability to survive.
         normalization, tensors = "row", tensors._replace(signs=None)
@@ -98,17 +104,13 @@ def sample_features(
     )
     # Walks are drawn on the CPU whatever the default device is; move them with `to`. They may be trained on later, also
     # when they are drawn in inference mode.
-    with torch.device("cpu"), torch.inference_mode(False):
+    with plainly(), torch.device("cpu"):
         loads = sample_walks(tensors, nodes, settings, range(num_heads), dtype)
-        return WalkFeatures(
-            row_ptr=loads.row_ptr,
-            columns=loads.columns,
-            entry_ptr=narrow(loads.entry_ptr),
-            lengths=loads.lengths,
-            loads=loads.loads,
-            num_heads=num_heads,
+        return WalkFeatures._trusted(
+            WalkTensors(loads.row_ptr, loads.columns, narrow(loads.entry_ptr), loads.lengths, loads.loads),
+            num_heads=int(num_heads),
             num_columns=graph.num_nodes,
-            max_length=max_length,
+            max_length=int(max_length),
             normalization=settings.normalization,
             weighting=weighting,
         )
@@ -151,9 +153,16 @@ def random_walks(
     """
     check_integer("num_walks", num_walks, 1)
     check_integer("length", length, 0)
+    check_steps("length", num_walks, length)
     check_integer("head", head, 0, 2**63 - 1)
     check_draws(halt_prob, coupling, seed, ensemble)
     nodes = _start_nodes(graph, start_nodes)
+    visits = len(nodes) * int(num_walks) * (int(length) + 1)
+    if visits > _MAX_VISITS:
+        raise ValueError(
+            f"The walks would visit {visits:,} nodes, and at most {_MAX_VISITS:,} are returned at once. Pass fewer "
+            "`start_nodes` at a time, or fewer walks."
+        )
     settings = WalkSettings(
         num_walks=int(num_walks),
         max_length=int(length),
@@ -164,8 +173,8 @@ def random_walks(
         seed=int(seed),
         ensemble=get_args(Ensemble).index(ensemble),
     )
-    with torch.device("cpu"), torch.inference_mode(False):
-        return sample_bare_walks(graph.tensors, nodes, settings, int(head))
+    with plainly(), torch.device("cpu"):
+        return sample_bare_walks(graph._tensors, nodes, settings, int(head))
 
 
 def _start_nodes(graph: Graph, start_nodes: Any) -> Tensor:
@@ -175,16 +184,28 @@ def _start_nodes(graph: Graph, start_nodes: Any) -> Tensor:
 
 
 def check_sizes(num_walks: int, max_length: int, num_heads: int) -> None:
-    """A ValueError unless this many walks of this length can be drawn."""
+    """A ValueError unless this many walks of this length can be drawn, and kept in memory."""
     check_integer("num_walks", num_walks, 1)
     check_integer("max_length", max_length, 0, torch.iinfo(torch.int16).max)
-    check_integer("num_heads", num_heads, 1)
+    check_integer("num_heads", num_heads, 1, _MAX_HEADS)
+    check_steps("max_length", num_walks, max_length)
+
+
+def check_steps(name: str, num_walks: int, max_length: int) -> None:
+    """A ValueError where the walks of a node have more steps than the limit."""
+    steps = int(num_walks) * max(1, int(max_length))
+    if steps > _MAX_STEPS and steps > (limit := read_limit("TOPOMASK_MAX_WALK_STEPS", _MAX_STEPS)):
+        raise ValueError(
+            f"`num_walks` times `{name}` asks for {steps:,} steps per node and head, but there are at most {limit:,}. "
+            "Walk less; if that many are meant, set the environment variable TOPOMASK_MAX_WALK_STEPS."
+        )
 
 
 def check_draws(halt_prob: float, coupling: str, seed: int, ensemble: str = "query") -> None:
     """A ValueError unless walks can be drawn in this way."""
     check_integer("seed", seed, 0, 2**63 - 1)
-    if not 0 <= halt_prob < 1 or math.isnan(halt_prob):
+    is_number = isinstance(halt_prob, (int, float, np.integer, np.floating)) and not isinstance(halt_prob, bool)
+    if not is_number or not 0 <= halt_prob < 1:
         raise ValueError(f"`halt_prob` must lie in [0, 1), but is {halt_prob!r}. Pass 0 for walks of fixed length.")
     if coupling not in get_args(Coupling):
         raise ValueError(f"`coupling` must be one of {get_args(Coupling)}, but is {coupling!r}.")

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from topomask.ops.backend import implementation
-from topomask.ops.quotient import quotient_backward
+from topomask.ops.quotient import Attended, quotient_backward, without_zeros
 from topomask.ops.registration import Op
 
 # Up to where the compiled kernel is faster than products of torch: the numbers in the tokens of a head, which are read
@@ -56,8 +56,8 @@ def _fake(attention: Attention) -> tuple[Tensor, Tensor]:
 def _backward(
     attention: Attention, outputs: tuple[Tensor, ...], grad: Tensor, wanted: Collection[str]
 ) -> dict[str, Tensor]:
-    out, denominator = outputs
-    share, fall = quotient_backward(grad, out, denominator) if attention.normalize else (grad, None)
+    out, total = outputs
+    share, fall = quotient_backward(grad, out, without_zeros(total)) if attention.normalize else (grad, None)
     return _implementation(attention).attend_backward(attention, share, fall, wanted)
 
 
@@ -68,12 +68,13 @@ _dense_attention = Op(
     _fake,
     gradients=("q", "k", "v", "weights", "magnitudes"),
     backward_kernel=_backward,
+    items=("q", "k", "v"),
 )
 
 
 def dense_attention(
     q: Tensor, k: Tensor, v: Tensor, weights: Tensor, magnitudes: Tensor | None = None, *, normalize: bool = True
-) -> Tensor:
+) -> Attended:
     r"""Linear attention :math:`\sum_j M_{ij}\,q_i^\top k_j\,v_j \big/ \sum_j |M|_{ij}\,q_i^\top k_j`.
 
     Args:
@@ -85,7 +86,7 @@ def dense_attention(
         normalize: Whether to divide by the normaliser; 0 where it is 0.
 
     Returns:
-        [B, H, N_q, D].
+        The result, [B, H, N_q, D], and the normaliser, [B, H, N_q, 1].
     """
     batch, heads, num_queries, width = q.shape
     num_keys = k.shape[2]
@@ -94,7 +95,8 @@ def dense_attention(
             f"`k` and `v` must have shapes [{batch}, {heads}, N_k, {width}] and [{batch}, {heads}, N_k, D], as `q` has "
             f"{tuple(q.shape)}, but have {tuple(k.shape)} and {tuple(v.shape)}."
         )
-    if weights.shape not in ((heads, num_queries, num_keys), (1, num_queries, num_keys)):
+    # One size at a time: the compiler does not find a shape of symbols in a tuple of shapes.
+    if weights.shape[0] not in (1, heads) or weights.shape[1:] != (num_queries, num_keys):
         raise ValueError(
             f"`weights` must have shape [{heads} or 1, {num_queries}, {num_keys}], but has {tuple(weights.shape)}."
         )
@@ -102,4 +104,4 @@ def dense_attention(
         raise ValueError(
             f"`magnitudes` must have the shape of `weights`, {tuple(weights.shape)}, but has {tuple(magnitudes.shape)}."
         )
-    return _dense_attention(Attention(q, k, v, weights, magnitudes, normalize))
+    return Attended(*_dense_attention.outputs(Attention(q, k, v, weights, magnitudes, normalize)))

@@ -15,11 +15,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numba import njit, prange
+from numba import njit
 from numba.extending import intrinsic
 from torch import Tensor
 
-from topomask.ops.backend import EXACT, MAX_PARTS, Kernel, arrays
+from topomask.ops.backend import EXACT, MAX_PARTS, BlockKernel, arrays
 from topomask.ops.dense_attention import Attention
 from topomask.ops.llvm import (
     KEYS,
@@ -36,6 +36,9 @@ from topomask.ops.llvm import (
     store,
 )
 from topomask.ops.pair_attention import LANES
+from topomask.ops.quotient import smallest_total
+
+_SMALLEST = np.float32(smallest_total(torch.float32))
 
 
 class Tokens(NamedTuple):
@@ -168,12 +171,12 @@ def _write_lanes(source, out):
 
 @njit(**EXACT)
 def _normalize(normalize, totals, out):
-    """What the numerators of a block are divided by, in place and in ``out``: infinity where there is nothing."""
+    """Write the normalisers of a block to ``out``, and make them in place what its numerators are divided by."""
+    for r in range(min(LANES, out.shape[0])):
+        out[r, 0] = totals[r] if normalize else np.float32(1)
     for r in range(LANES):
         total = totals[r] if normalize else np.float32(1)
-        totals[r] = total if total != 0 else np.float32(np.inf)
-    for r in range(min(LANES, out.shape[0])):
-        out[r, 0] = totals[r]
+        totals[r] = np.float32(np.inf) if abs(total) <= _SMALLEST else total
 
 
 @njit(**EXACT)
@@ -266,25 +269,27 @@ def _part_of(blocks, part):
     return Blocks(blocks.weights[part], blocks.magnitudes[part])
 
 
-def _forward(parts, tokens, blocks, normalize, out, denominator):
+def _forward(start_block, stop_block, parts, tokens, blocks, normalize, out, denominator):
     """Attention [B, H, N_q, D] and its denominator [B, H, N_q, 1]."""
-    for part in prange(parts.shape[0] - 1):
+    for part in range(start_block, stop_block):
         _forward_part(parts[part], parts[part + 1], tokens, blocks, normalize, out, denominator)
 
 
-def _backward(parts, tokens, output_grads, by_query, by_key, learns, separate, grads, grad_by_key):
+def _backward(
+    start_block, stop_block, parts, tokens, output_grads, by_query, by_key, learns, separate, grads, grad_by_key
+):
     """Gradients of tokens; and of the mask, for every part of the batch, [parts, H, blocks of keys, queries, 16]."""
-    for part in prange(parts.shape[0] - 1):
+    for part in range(start_block, stop_block):
         _backward_part(
             parts[part], parts[part + 1], tokens, output_grads, by_query, by_key, learns, separate, grads,
             _part_of(grad_by_key, part),
         )  # fmt: skip
 
 
-def _to_blocks(matrices, out):
+def _to_blocks(start_block, stop_block, matrices, out):
     """Matrices [V, N, others] in blocks of 16 rows, [V, blocks, others, 16]; what is beyond them is 0."""
-    heads, num_blocks = out.shape[:2]
-    for number in prange(heads * num_blocks):
+    num_blocks = out.shape[1]
+    for number in range(start_block, stop_block):
         head, block = number // num_blocks, number % num_blocks
         out[head, block] = 0
         for r in range(min(LANES, matrices.shape[1] - block * LANES)):
@@ -292,7 +297,7 @@ def _to_blocks(matrices, out):
                 out[head, block, j, r] = matrices[head, block * LANES + r, j]
 
 
-forward_kernel, backward_kernel, blocks_kernel = Kernel(_forward), Kernel(_backward), Kernel(_to_blocks)
+forward_kernel, backward_kernel, blocks_kernel = BlockKernel(_forward), BlockKernel(_backward), BlockKernel(_to_blocks)
 
 
 def _make_blocks(weights: Tensor, magnitudes: Tensor | None) -> Blocks:
@@ -304,7 +309,7 @@ def _make_blocks(weights: Tensor, magnitudes: Tensor | None) -> Blocks:
 def _block(matrices: Tensor) -> np.ndarray:
     heads, mine, others = matrices.shape
     out = np.empty((heads, -(-mine // LANES), -(-others // KEYS) * KEYS, LANES), np.float32)
-    blocks_kernel(matrices.detach().numpy(), out)
+    blocks_kernel(out.shape[0] * out.shape[1], matrices.detach().numpy(), out)
     return out
 
 
@@ -322,12 +327,12 @@ def _parts(attention: Attention, most: int) -> np.ndarray:
 
 
 def attend(attention: Attention) -> tuple[Tensor, Tensor]:
-    """The result [B, H, N_q, D], and its normaliser [B, H, N_q, 1], infinite where that is 0."""
+    """The result [B, H, N_q, D], and its normaliser [B, H, N_q, 1]."""
     q, k, v, weights, magnitudes, normalize = attention
     out, denominator = q.new_empty(*q.shape[:-1], v.shape[-1]), q.new_empty(*q.shape[:-1], 1)
     blocks, parts = _make_blocks(weights, magnitudes), _parts(attention, most=q.shape[0] * q.shape[1])
     # In order, as they nearly always are: every other layout would be compiled for anew.
-    forward_kernel(parts, Tokens(*arrays(q, k, v)), blocks, normalize, *arrays(out, denominator))
+    forward_kernel(len(parts) - 1, parts, Tokens(*arrays(q, k, v)), blocks, normalize, *arrays(out, denominator))
     return out, denominator
 
 
@@ -352,7 +357,7 @@ def attend_backward(
         OutputGrads(*arrays(grad, fall)),
     )
     flags = int(bool(learnt)), int(separate)
-    backward_kernel(parts, tokens, output_grads, by_query, by_key, *flags, grad_tokens, grad_by_key)
+    backward_kernel(len(parts) - 1, parts, tokens, output_grads, by_query, by_key, *flags, grad_tokens, grad_by_key)
     return dict(zip("qkv", grads, strict=True)) | {
         name: _unblock(getattr(grad_by_key, name), weights) for name in learnt
     }

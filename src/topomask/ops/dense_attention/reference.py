@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from topomask.ops.dense_attention import Attention
+from topomask.ops.quotient import without_zeros
 
 # Scores of a chunk on the CPU; elsewhere there is one chunk. Larger ones are paged in anew at every call.
 _SCORES_PER_CHUNK = 1 << 18
@@ -21,7 +22,7 @@ _MIN_COLUMNS = 16
 
 
 def attend(attention: Attention) -> tuple[Tensor, Tensor]:
-    """The result [B, H, N_q, D], and its normaliser [B, H, N_q, 1], infinite where there is nothing."""
+    """The result [B, H, N_q, D], and its normaliser [B, H, N_q, 1]."""
     _, _, _, weights, magnitudes, normalize = attention
     q, k, v = (x.flatten(0, 1).contiguous() for x in attention[:3])
     out = q.new_empty(*q.shape[:-1], v.shape[-1])
@@ -36,8 +37,7 @@ def attend(attention: Attention) -> tuple[Tensor, Tensor]:
             torch.sum(scores.flat, -1, keepdim=True, out=denominator[part])
         _product(scores.flat, v[part], out[part])
     if normalize:
-        denominator.masked_fill_(denominator == 0, torch.inf)
-        out.div_(denominator)
+        out.div_(without_zeros(denominator))
     shape = attention.q.shape[:-1]
     return out.view(*shape, v.shape[-1]), denominator.view(*shape, 1)
 

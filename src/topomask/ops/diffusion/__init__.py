@@ -12,7 +12,7 @@ from torch import Tensor
 from topomask.ops.backend import implementation
 from topomask.ops.diffusion import series
 from topomask.ops.diffusion.spectrum import bound_spectral_radius
-from topomask.ops.registration import Op
+from topomask.ops.registration import Op, check_shape
 from topomask.ops.sparse_product import Pattern, spmm
 
 __all__ = ["bound_spectral_radius", "count_terms", "diffuse"]
@@ -50,13 +50,21 @@ class _Diffusion(NamedTuple):
     values: Tensor  # [P]
     times: Tensor  # [H]
     x: Tensor  # [H, N, C]
-    radius: float
-    growth: float
+    bounds: Tensor  # [2], radius and growth
     tolerance: float
+
+    def check(self) -> None:
+        """A ValueError where shapes do not fit."""
+        num_nodes = len(self.pattern.row_ptr) - 1
+        check_shape("column_ptr", self.pattern.column_ptr, num_nodes + 1)
+        check_shape("values", self.values, len(self.pattern.columns))
+        check_shape("times", self.times, len(self.x))
+        check_shape("x", self.x, None, num_nodes, None)
 
 
 def _forward(diffusion: _Diffusion) -> Tensor:
-    pattern, values, times, x, radius, growth, tolerance = diffusion
+    pattern, values, times, x, bounds, tolerance = diffusion
+    radius, growth = bounds.tolist()
     backend, out = implementation(__name__, x), []
     # The number of terms follows the value of the times, which is known here even inside a compiled graph.
     for head, time in enumerate(times.tolist()):
@@ -76,7 +84,7 @@ def _backward(
         joined = y.transpose(0, 1).reshape(num_nodes, num_heads * width)
         product = spmm(diffusion.pattern, diffusion.values, joined)
         product = product.reshape(num_nodes, num_heads, width).transpose(0, 1)
-        slope = -(grad * (y + product)).sum(dim=(1, 2)) * diffusion.radius
+        slope = -(grad * (y + product)).sum(dim=(1, 2)) * diffusion.bounds[0]
         grads["times"] = slope.to(diffusion.times.dtype)
     if "x" in wanted:
         grads["x"] = _diffuse(diffusion._replace(x=grad))
@@ -95,9 +103,7 @@ _diffuse = Op(
 )
 
 
-def diffuse(
-    pattern: Pattern, values: Tensor, times: Tensor, x: Tensor, radius: float, growth: float, tolerance: float
-) -> Tensor:
+def diffuse(pattern: Pattern, values: Tensor, times: Tensor, x: Tensor, bounds: Tensor, tolerance: float) -> Tensor:
     r""":math:`e^{-tT} x` per head, for a symmetric :math:`T = r (I + B)`; differentiable in the times and in x.
 
     Args:
@@ -105,8 +111,8 @@ def diffuse(
         values: The entries of B, [P]. Its eigenvalues lie in [-1, 1].
         times: :math:`t \ge 0`, [H].
         x: [H, N, C], in the dtype of ``values``.
-        radius: r.
-        growth: A ValueError is raised where this times a time is too large an exponent for what is made of the result.
+        bounds: r, and the growth, [2], on the CPU; as a tensor, since numbers would bind compiled code to one graph. A
+            ValueError is raised where the growth times a time is too large an exponent for what is made of the result.
         tolerance: Error of the truncated series at most, relative to :math:`\lVert x \rVert_2`.
     """
-    return _diffuse(_Diffusion(pattern, values, times, x, radius, growth, tolerance))
+    return _diffuse(_Diffusion(pattern, values, times, x, bounds, tolerance))

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from numba import njit, prange
+from numba import njit
 from torch import Tensor
 
-from topomask.ops.backend import FAST_MATH, Kernel, arrays
+from topomask.ops.backend import FAST, BlockKernel, arrays
 from topomask.ops.diffusion.reference import recur
 from topomask.ops.sparse_product import numba as sparse_product
 
@@ -23,7 +23,7 @@ _MIN_WIDTH = 8
 
 # What is called for every step allocates nothing, and must not count references to arrays: it would take most of the
 # time.
-_INNER: dict[str, Any] = {"error_model": "numpy", "fastmath": set(FAST_MATH), "_nrt": False}
+_INNER: dict[str, Any] = FAST | {"_nrt": False}
 
 
 @njit(**_INNER)
@@ -55,10 +55,10 @@ def _step(row_ptr, columns, values, factor, coefficient, current, previous, out)
             out[i, c] += coefficient * previous[i, c]
 
 
-def _expand(row_ptr, columns, values, coefficients, starts, x, out):
+def _expand(start_block, stop_block, row_ptr, columns, values, coefficients, starts, x, out):
     """Columns of the series, some at a time."""
     num_rows = x.shape[0]
-    for block in prange(starts.shape[0] - 1):
+    for block in range(start_block, stop_block):
         start, width = starts[block], starts[block + 1] - starts[block]
         one, two = values.dtype.type(1), values.dtype.type(2)
         current, previous = np.empty((num_rows, width), x.dtype), np.zeros((num_rows, width), x.dtype)
@@ -75,7 +75,7 @@ def _expand(row_ptr, columns, values, coefficients, starts, x, out):
                 out[i, start + c] = total[i, c]
 
 
-_expand_kernel = Kernel(_expand, fastmath=True)
+_expand_kernel = BlockKernel(_expand, fastmath=True)
 
 
 def expand(row_ptr: Tensor, columns: Tensor, values: Tensor, coefficients: list[float], x: Tensor) -> Tensor:
@@ -88,5 +88,5 @@ def expand(row_ptr: Tensor, columns: Tensor, values: Tensor, coefficients: list[
     blocks = -(-x.shape[1] // (_WIDTH * threads)) * threads
     starts = np.linspace(0, x.shape[1], blocks + 1).astype(np.int64)
     numbers = np.array(coefficients, dtype=x.numpy().dtype)
-    _expand_kernel(*arrays(row_ptr, columns, values), numbers, starts, *arrays(x), *arrays(out))
+    _expand_kernel(blocks, *arrays(row_ptr, columns, values), numbers, starts, *arrays(x, out))
     return out

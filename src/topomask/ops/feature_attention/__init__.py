@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from topomask.ops.backend import compiled, implementation
-from topomask.ops.pair_attention import check_heads
+from topomask.ops.pair_attention import check_heads, check_tokens
 from topomask.ops.pair_values import Factors, join_factors
-from topomask.ops.registration import Op
+from topomask.ops.quotient import Attended
+from topomask.ops.registration import Op, check_shape, check_values
 from topomask.ops.sparse_product import Pattern
 
 
@@ -29,6 +30,17 @@ class Attention(NamedTuple):
     is_key: Tensor | None  # [G, N]
     softmax: bool
     normalize: bool
+
+    def check(self) -> None:
+        """A ValueError where shapes do not fit."""
+        factors, query, _, key, *_ = self
+        check_values("query_values", query, factors.columns.shape[0])
+        check_shape("key_values", key, *query.shape[:-1], factors.rows.shape[0])
+        for name, magnitudes, values in zip(("query", "key"), self[2:5:2], self[1:4:2], strict=True):
+            if magnitudes is not None:
+                check_shape(f"{name}_magnitudes", magnitudes, *values.shape)
+        check_tokens(factors.row_ptr.shape[0] - 1, factors.num_keys, self.q, self.k, self.v, self.is_key)
+        check_heads("features.query", query, self.q)
 
 
 class Packed(NamedTuple):
@@ -50,6 +62,13 @@ class PackedAttention(NamedTuple):
     is_key: Tensor | None  # [G, N]
     softmax: bool
     normalize: bool
+
+    def check(self) -> None:
+        """A ValueError where shapes do not fit."""
+        num_rows = self.factors.row_ptr.shape[0] - 1
+        check_shape("order", self.packed.order, num_rows)
+        check_tokens(num_rows, self.factors.num_keys, self.q, self.k, self.v, self.is_key)
+        check_heads("features.weights", self.packed.weights, self.q)
 
 
 def fits(*tensors: Tensor) -> bool:
@@ -91,7 +110,13 @@ def _backward_packed(
 
 _VALUES = ("query_values", "query_magnitudes", "key_values", "key_magnitudes")
 _feature_attention = Op(
-    "feature_attention", Attention, _forward, _fake, gradients=(*_VALUES, "q", "k", "v"), backward_kernel=_backward
+    "feature_attention",
+    Attention,
+    _forward,
+    _fake,
+    gradients=(*_VALUES, "q", "k", "v"),
+    backward_kernel=_backward,
+    items=("q", "k", "v", "is_key"),
 )
 _packed_attention = Op(
     "packed_attention",
@@ -100,6 +125,7 @@ _packed_attention = Op(
     _fake,
     gradients=("q", "k", "v"),
     backward_kernel=_backward_packed,
+    items=("q", "k", "v", "is_key"),
 )
 
 
@@ -122,6 +148,8 @@ class PackedWeights:
     def __init__(self, query: Pattern, key: Pattern, values: FeatureValues) -> None:
         from topomask.ops.feature_attention import numba
 
+        query.check()
+        key.check()
         self.packed: Packed = numba.pack(join_factors(query, key), *_by_column(key, values))
 
 
@@ -145,7 +173,7 @@ def feature_attention(
     is_key: Tensor | None = None,
     softmax: bool = False,
     normalize: bool = True,
-) -> Tensor:
+) -> Attended:
     """As :func:`topomask.ops.pair_attention.pair_attention` over the entries of Phi_q Phi_k^T.
 
     Args:
@@ -161,11 +189,13 @@ def feature_attention(
         normalize: Whether to divide by the normaliser; 0 where it is 0.
 
     Returns:
-        [G, R, D].
+        The result, [G, R, D], and the normaliser, [G, R]; for softmax attention up to a factor.
     """
     factors, tokens = join_factors(query, key), (q, k, v, is_key)
+    if not torch.compiler.is_compiling():
+        key.check()
     if isinstance(features, PackedWeights):
-        check_heads("features.weights", features.packed.weights, q)
-        return _packed_attention(PackedAttention(factors, features.packed, *tokens, softmax, normalize))
-    check_heads("features.query", features.query, q)
-    return _feature_attention(Attention(factors, *_by_column(key, features), *tokens, softmax, normalize))
+        packed = PackedAttention(factors, features.packed, *tokens, softmax, normalize)
+        return Attended(*_packed_attention.outputs(packed))
+    attention = Attention(factors, *_by_column(key, features), *tokens, softmax, normalize)
+    return Attended(*_feature_attention.outputs(attention))

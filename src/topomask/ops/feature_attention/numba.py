@@ -13,7 +13,7 @@ from topomask.ops.feature_attention import Attention, Packed, PackedAttention
 from topomask.ops.pair_values import Factors
 from topomask.ops.sparse_product import row_order
 from topomask.ops.tiles.layout import Layout, make_layout
-from topomask.ops.tiles.records import Source
+from topomask.ops.tiles.records import FeatureGradients, Source
 
 # Layouts by the columns of the queries' features, then by the rows of the keys' features.
 _layouts: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
@@ -85,6 +85,7 @@ def feature_attention_backward(
     grads = {"q": found.q, "k": found.k, "v": found.v}
     if wants_features:
         source = found.source
+        assert isinstance(source, FeatureGradients)
         by_query = {"query_values": source.query_values, "query_magnitudes": source.query_magnitudes}
         parts = {"key_values": source.key_values, "key_magnitudes": source.key_magnitudes}
         by_key = {name: tiles.sum_blocks(part) for name, part in parts.items()}

@@ -6,12 +6,14 @@ The values are linear in the modulation, so each of the two ops below is the der
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
+from topomask.ops import segments
 from topomask.ops.backend import implementation
-from topomask.ops.registration import Op
+from topomask.ops.registration import Op, check_shape
 
 
 class Walks(NamedTuple):
@@ -23,15 +25,64 @@ class Walks(NamedTuple):
     loads: Tensor  # [T]
 
 
+def _check_places(walks: Walks, num_lengths: int) -> None:
+    heads = () if walks.head_ptr is None else (walks.head_ptr,)
+    segments.check_once(_check_walks, (walks.entry_ptr, walks.lengths, *heads), num_lengths)
+
+
+def mark_places(head_ptr: Tensor, entry_ptr: Tensor, lengths: Tensor, num_lengths: int) -> None:
+    """Say that these need no check, with heads and where heads share them: they were checked, or just computed."""
+    segments.mark_checked(_check_walks, (entry_ptr, lengths, head_ptr), num_lengths)
+    segments.mark_checked(_check_walks, (entry_ptr, lengths), num_lengths)
+
+
+def _check_walks(entry_ptr: Tensor, lengths: Tensor, *rest: Any) -> None:
+    *heads, num_lengths = rest
+    segments.check_indices("lengths", lengths, num_lengths, small=True)
+    segments.check_pointers("entry_ptr", entry_ptr, len(lengths))
+    for head_ptr in heads:
+        segments.check_pointers("head_ptr", head_ptr, len(lengths))
+        # Where the entries of a head begin tells where its pairs do.
+        found = entry_ptr[torch.searchsorted(entry_ptr, head_ptr.to(entry_ptr.dtype))]
+        if not bool((entry_ptr[1:] > entry_ptr[:-1]).all()) or not torch.equal(found.long(), head_ptr.long()):
+            raise ValueError(
+                "`entry_ptr` must ascend, with an entry for every (node, visited node), and hold every number of "
+                "`head_ptr`. Make walks with sample_features."
+            )
+
+
+def _check_precision(name: str, values: Tensor, loads: Tensor) -> None:
+    if values.dtype != loads.dtype or not loads.is_floating_point():
+        raise ValueError(
+            f"`{name}` and `loads` must have one floating dtype, but have {values.dtype} and {loads.dtype}."
+        )
+
+
 class _Modulation(NamedTuple):
     f: Tensor  # [H, L + 1]
     walks: Walks
+
+    def check(self) -> None:
+        """A ValueError where places or shapes do not fit."""
+        head_ptr, _, lengths, loads = self.walks
+        check_shape("f", self.f, None if head_ptr is None else len(head_ptr) - 1, None)
+        check_shape("loads", loads, *lengths.shape)
+        _check_precision("f", self.f, loads)
+        _check_places(self.walks, self.f.shape[1])
 
 
 class _Adjoint(NamedTuple):
     values: Tensor  # [P], or [H, P] for walks that heads share
     num_lengths: int
     walks: Walks
+
+    def check(self) -> None:
+        """A ValueError where places or shapes do not fit."""
+        head_ptr, entry_ptr, lengths, loads = self.walks
+        check_shape("values", self.values, *((None,) if head_ptr is None else ()), len(entry_ptr) - 1)
+        check_shape("loads", loads, len(lengths))
+        _check_precision("values", self.values, loads)
+        _check_places(self.walks, self.num_lengths)
 
 
 def _modulate(arguments: _Modulation) -> Tensor:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from topomask.ops.backend import implementation
-from topomask.ops.registration import Op
+from topomask.ops.registration import Op, check_shape
 from topomask.ops.rooted_forest import RootedForest
 
 
@@ -28,6 +28,12 @@ class Sums(NamedTuple):
     coefficients: Tensor  # [H, R]
     x: Tensor  # [G, H, N, C]
     growing: bool  # whether factors may be larger than 1
+
+    def check(self) -> None:
+        """A ValueError where shapes do not fit."""
+        size, (num_heads, num_terms) = len(self.forest.nodes), self.coefficients.shape
+        check_shape("logs", self.logs, num_heads, num_terms, size)
+        check_shape("x", self.x, None, num_heads, size, None)
 
 
 def _forward(sums: Sums) -> Tensor:
@@ -54,6 +60,7 @@ _forest_sums = Op(
     lambda sums: sums.x.new_empty(sums.x.shape),
     gradients=("logs", "coefficients", "x"),
     backward_kernel=_backward,
+    items=("x",),
 )
 
 

@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from numba import njit, prange
+from numba import njit
 from torch import Tensor
 
-from topomask.ops.backend import FAST_MATH, Kernel, arrays
+from topomask.ops.backend import FAST, BlockKernel, arrays
 from topomask.ops.forest_sums import Sums
 from topomask.ops.rooted_forest import RootedForest, tree_pointers
 from topomask.ops.rooted_forest.kernels import LAST, LEAF
@@ -28,7 +28,7 @@ _MIN_WIDTH = 16
 
 # Rows are found by unsigned places, of which Numba does not ask whether they count from the end, and without counting
 # references to arrays, which would take most of the time.
-_INNER: dict[str, Any] = {"forceinline": True, "error_model": "numpy", "_nrt": False, "fastmath": set(FAST_MATH)}
+_INNER: dict[str, Any] = FAST | {"forceinline": True, "_nrt": False}
 _U = np.uint64
 
 
@@ -151,11 +151,13 @@ def _cross(a, b, others_a, others_b, i, width):
     return total
 
 
-def _forward(nodes, above, kinds, factors, rests, coefficients, x, out, starts, width, scratch):
+def _forward(
+    start_block, stop_block, nodes, above, kinds, factors, rests, coefficients, x, out, starts, width, scratch
+):
     """Sums with factors of at most 1: leaves to roots, then back."""
     inputs, heads, _, columns = x.shape
     terms, chunks, blocks, threads = factors.shape[1], starts.shape[0] - 1, -(-columns // width), scratch.shape[0]
-    for thread in prange(threads):
+    for thread in range(start_block, stop_block):
         sums = scratch[thread, 0]
         for item in range(thread, inputs * heads * blocks * chunks, threads):
             chunk, rest = item % chunks, item // chunks
@@ -190,11 +192,13 @@ def _forward(nodes, above, kinds, factors, rests, coefficients, x, out, starts, 
                     _write(sums, _U(i - lo), target, row, start, w, scale, more)
 
 
-def _forward_growing(nodes, above, kinds, factors, rests, coefficients, x, out, starts, width, scratch):
+def _forward_growing(
+    start_block, stop_block, nodes, above, kinds, factors, rests, coefficients, x, out, starts, width, scratch
+):
     """Sums with any factors: nothing is taken off, for what is left could be lost in rounding."""
     inputs, heads, _, columns = x.shape
     terms, chunks, blocks, threads = factors.shape[1], starts.shape[0] - 1, -(-columns // width), scratch.shape[0]
-    for thread in prange(threads):
+    for thread in range(start_block, stop_block):
         sums, others = scratch[thread, 0], scratch[thread, 1]
         for item in range(thread, inputs * heads * blocks * chunks, threads):
             chunk, rest = item % chunks, item // chunks
@@ -219,12 +223,13 @@ def _forward_growing(nodes, above, kinds, factors, rests, coefficients, x, out, 
 
 
 def _backward(
-    nodes, above, factors, rests, coefficients, x, grad, grad_x, logs, scales, starts, width, scratch
+    start_block, stop_block, nodes, above, factors, rests, coefficients, x, grad, grad_x, logs, scales, starts, width,
+    scratch,
 ):  # fmt: skip
     """Derivatives with factors of at most 1: in x, and one summand per thread in logarithms and coefficients."""
     inputs, heads, _, columns = x.shape
     terms, chunks, blocks, threads = factors.shape[1], starts.shape[0] - 1, -(-columns // width), scratch.shape[0]
-    for thread in prange(threads):
+    for thread in range(start_block, stop_block):
         a, b = scratch[thread, 0], scratch[thread, 1]
         for item in range(thread, inputs * heads * blocks * chunks, threads):
             chunk, rest = item % chunks, item // chunks
@@ -254,12 +259,13 @@ def _backward(
 
 
 def _backward_growing(
-    nodes, above, factors, rests, coefficients, x, grad, grad_x, logs, scales, starts, width, scratch
+    start_block, stop_block, nodes, above, factors, rests, coefficients, x, grad, grad_x, logs, scales, starts, width,
+    scratch,
 ):  # fmt: skip
     """The same with any factors."""
     inputs, heads, _, columns = x.shape
     terms, chunks, blocks, threads = factors.shape[1], starts.shape[0] - 1, -(-columns // width), scratch.shape[0]
-    for thread in prange(threads):
+    for thread in range(start_block, stop_block):
         a, b, others_a, others_b = scratch[thread, 0], scratch[thread, 1], scratch[thread, 2], scratch[thread, 3]
         for item in range(thread, inputs * heads * blocks * chunks, threads):
             chunk, rest = item % chunks, item // chunks
@@ -293,8 +299,14 @@ def _backward_growing(
                     _write_both(b, others_b, here, target, row, start, w, scale, r > 0)
 
 
-_forward_kernel, _forward_growing_kernel = Kernel(_forward, fastmath=True), Kernel(_forward_growing, fastmath=True)
-_backward_kernel, _backward_growing_kernel = Kernel(_backward, fastmath=True), Kernel(_backward_growing, fastmath=True)
+_forward_kernel, _forward_growing_kernel = (
+    BlockKernel(_forward, fastmath=True),
+    BlockKernel(_forward_growing, fastmath=True),
+)
+_backward_kernel, _backward_growing_kernel = (
+    BlockKernel(_backward, fastmath=True),
+    BlockKernel(_backward_growing, fastmath=True),
+)
 
 
 def _share(forest: RootedForest, x: Tensor, parts: int) -> tuple[np.ndarray, int, np.ndarray]:
@@ -329,8 +341,8 @@ def forest_sums(sums: Sums) -> Tensor:
     out = torch.empty_like(x, memory_format=torch.contiguous_format)
     structure = arrays(forest.nodes, forest.above, forest.kinds)
     kernel = _forward_growing_kernel if growing else _forward_kernel
-    shared = _share(forest, x, 2 if growing else 1)
-    kernel(*structure, *_factors(logs), *arrays(coefficients, x, out), *shared)
+    starts, width, scratch = _share(forest, x, 2 if growing else 1)
+    kernel(len(scratch), *structure, *_factors(logs), *arrays(coefficients, x, out), starts, width, scratch)
     return out
 
 
@@ -344,6 +356,6 @@ def forest_sums_backward(sums: Sums, grad: Tensor) -> dict[str, Tensor]:
     kernel = _backward_growing_kernel if growing else _backward_kernel
     inputs = arrays(coefficients, x, grad, grad_x)
     structure = arrays(forest.nodes, forest.above)
-    kernel(*structure, *_factors(logs), *inputs, grad_logs, grad_coefficients, starts, width, scratch)
+    kernel(len(scratch), *structure, *_factors(logs), *inputs, grad_logs, grad_coefficients, starts, width, scratch)
     by_log, by_coefficient = (torch.from_numpy(parts.sum(0)) for parts in (grad_logs, grad_coefficients))
     return {"logs": by_log, "coefficients": by_coefficient, "x": grad_x}

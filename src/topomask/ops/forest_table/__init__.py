@@ -8,9 +8,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from topomask.ops import segments
 from topomask.ops.backend import implementation
 from topomask.ops.forest_table.decomposition import Decomposition, decompose
-from topomask.ops.registration import Op
+from topomask.ops.registration import Op, check_shape
 
 __all__ = ["Decomposition", "count_transformed_levels", "decompose", "forest_table"]
 
@@ -19,6 +20,27 @@ class _Sums(NamedTuple):
     cuts: Decomposition
     f: Tensor  # [H, D]
     x: Tensor  # [G, H, N, C]
+
+    def check(self) -> None:
+        """A ValueError where shapes do not fit, or f ends before the largest distance."""
+        check_shape("f", self.f, None, None)
+        check_shape("x", self.x, None, len(self.f), len(self.cuts.nodes), None)
+        segments.check_once(_check_reach, (self.cuts.slot_ptr, self.cuts.distances), self.f.shape[1])
+
+
+def _check_reach(slot_ptr: Tensor, distances: Tensor, num_distances: int) -> None:
+    """The two sides of a cut are as far apart as the sum of their distances to it."""
+    sides = slot_ptr.new_zeros(len(slot_ptr) - 1)
+    sides = sides.scatter_reduce(0, segments.index(slot_ptr), distances.to(sides.dtype), "amax")
+    largest = int(sides.max()) if len(sides) else 0
+    # The sum of two that are larger still might wrap.
+    if largest < num_distances and len(sides):
+        largest = int(sides.view(-1, 2).sum(dim=1).max())
+    if largest >= num_distances:
+        raise ValueError(
+            f"`f` has values of distances below {num_distances}, but there are nodes {largest} apart. Pass "
+            f"{largest + 1} values."
+        )
 
 
 class _Slope(NamedTuple):
@@ -53,6 +75,7 @@ _forest_table = Op(
     lambda sums: sums.x.new_empty(sums.x.shape),
     gradients=("f", "x"),
     backward=_backward,
+    items=("x",),
 )
 
 

@@ -224,4 +224,4 @@ def _cut_trees(
     return sides, left
 
 
-root_kernel, cut_kernel = Kernel(_root_trees, threads=False), Kernel(_cut_trees, threads=False)
+root_kernel, cut_kernel = Kernel(_root_trees), Kernel(_cut_trees)

@@ -18,9 +18,11 @@ from torch import Tensor
 
 from topomask.ops import segments
 from topomask.ops.backend import compiled
+from topomask.ops.derived import plainly
 
 # Products of distances that are formed one by one for every two that a transform of this size would take per entry.
 _DIRECT = 24.0
+_BROKEN = "The cuts contradict themselves: {}. Make them with decompose(indptr, indices)."
 
 
 class Decomposition(NamedTuple):
@@ -41,6 +43,42 @@ class Decomposition(NamedTuple):
     def to(self, device: torch.device) -> Decomposition:
         """The cuts on another device."""
         return Decomposition(*(tensor.to(device) for tensor in self))
+
+    def check(self) -> None:
+        """A ValueError unless all places, slots and cuts lie within."""
+        segments.check_once(_check_cuts, self)
+
+
+def _check_cuts(
+    nodes: Tensor,
+    slots: Tensor,
+    level_ptr: Tensor,
+    slot_ptr: Tensor,
+    distances: Tensor,
+    is_long: Tensor,
+    runs: Tensor,
+    depth_first: Tensor,
+) -> None:
+    size, num_cuts, num_levels = len(nodes), len(runs), len(slots)
+    segments.check_permutation("nodes", nodes, size)
+    segments.check_permutation("depth_first", depth_first, num_cuts)
+    segments.check_pointers("level_ptr", level_ptr, 2 * num_cuts, num_levels)
+    segments.check_pointers("slot_ptr", slot_ptr, len(distances), 2 * num_cuts)
+    segments.check_integers("distances", distances)
+    fits = slots.shape == (num_levels, size) and runs.shape == (num_cuts, 3) and is_long.shape == (2 * num_cuts,)
+    if not fits or is_long.dtype != torch.bool or not torch.equal(is_long[::2], is_long[1::2]):
+        raise ValueError(_BROKEN.format("shapes do not fit"))
+    if bool((distances < 0).any()) or segments.first_repeat(distances, slot_ptr) is not None:
+        raise ValueError(_BROKEN.format("distances must ascend on every side"))
+    begin, end, level = runs.unbind(dim=1)
+    if bool(((begin < 0) | (begin > end) | (end > size) | (level < 0) | (level >= num_levels)).any()):
+        raise ValueError(_BROKEN.format("a cut is not within the forest"))
+    # Slots start from 0 in every level, and those of a place belong to the cut that it is in.
+    place, cut = segments.ranges(begin, end - begin), torch.repeat_interleave(end - begin)
+    found, base = slots[level[cut], place], slot_ptr[level_ptr[level]][cut]
+    first, last = slot_ptr[2 * cut] - base, slot_ptr[2 * cut + 2] - base
+    if bool(((found < first) | (found >= last) | (last - first > size)).any()):
+        raise ValueError(_BROKEN.format("a place has a slot of another cut"))
 
 
 def decompose(indptr: np.ndarray, indices: np.ndarray, lengths: np.ndarray | None = None) -> Decomposition:
@@ -104,7 +142,7 @@ def _finish(
     level_ptr: list[int],
     runs: list[np.ndarray],
 ) -> Decomposition:
-    with torch.inference_mode(False):
+    with plainly():
         nodes = torch.from_numpy(places)
         by_place = [torch.from_numpy(slot)[nodes] for slot in slots]
         found = np.concatenate([*distances, np.zeros(0, np.int64)])

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from numba import njit, prange
+from numba import njit
 from torch import Tensor
 
-from topomask.ops.backend import Kernel, arrays
+from topomask.ops.backend import EXACT, BlockKernel, arrays
 from topomask.ops.forest_table import reference
 from topomask.ops.forest_table.decomposition import Decomposition
 
 _COLUMNS = 64
 
 
-@njit(error_model="numpy")
+@njit(**EXACT)
 def _gather(slots, begin, end, base, x, sums):
     """Sums by slot over the places of a cut."""
     if x.shape[1] == _COLUMNS:
@@ -34,7 +34,7 @@ def _gather(slots, begin, end, base, x, sums):
             sums[k, c] += x[place, c]
 
 
-@njit(error_model="numpy")
+@njit(**EXACT)
 def _spread(slots, begin, end, base, mixed, total):
     """Add to every place of a cut what its slot has."""
     if total.shape[1] == _COLUMNS:
@@ -49,7 +49,7 @@ def _spread(slots, begin, end, base, mixed, total):
             total[place, c] += mixed[k, c]
 
 
-@njit(error_model="numpy", fastmath={"reassoc", "contract", "nsz"})
+@njit(**EXACT | {"fastmath": {"reassoc", "contract", "nsz"}})
 def _correlate(f, distances, first, middle, end, sums, mixed):
     """What both sides of a cut get of each other, by distance."""
     for i in range(middle):
@@ -67,16 +67,18 @@ def _correlate(f, distances, first, middle, end, sums, mixed):
                     mixed[j, c] += weight * sums[i, c]
 
 
-@njit(error_model="numpy")
+@njit(**EXACT)
 def _task(number, shape, step):
     """The input, head and first column of a task."""
     num_blocks = (shape[3] + step - 1) // step
     return number // (shape[1] * num_blocks), number // num_blocks % shape[1], number % num_blocks * step
 
 
-def _sum_columns(nodes, slots, level_ptr, slot_ptr, distances, is_long, runs, depth_first, f, x, out, step, num_tasks):
+def _sum_columns(
+    start_block, stop_block, nodes, slots, level_ptr, slot_ptr, distances, is_long, runs, depth_first, f, x, out, step
+):
     size = len(nodes)
-    for number in prange(num_tasks):
+    for number in range(start_block, stop_block):
         b, h, column = _task(number, x.shape, step)
         width = min(step, x.shape[3] - column)
         moved, total = np.zeros((size, step), x.dtype), np.empty((size, step), x.dtype)
@@ -102,10 +104,25 @@ def _sum_columns(nodes, slots, level_ptr, slot_ptr, distances, is_long, runs, de
                 out[b, h, nodes[place], column + c] = total[place, c]
 
 
-def _sum_gradients(nodes, slots, level_ptr, slot_ptr, distances, is_long, runs, depth_first, x, grad, out, step):
+def _sum_gradients(
+    start_block,
+    stop_block,
+    nodes,
+    slots,
+    level_ptr,
+    slot_ptr,
+    distances,
+    is_long,
+    runs,
+    depth_first,
+    x,
+    grad,
+    out,
+    step,
+):
     """The gradient in f of every task, ``out`` [tasks, D]."""
     size = len(nodes)
-    for number in prange(out.shape[0]):
+    for number in range(start_block, stop_block):
         b, h, column = _task(number, x.shape, step)
         width = min(step, x.shape[3] - column)
         moved, grads = np.zeros((size, step), x.dtype), np.zeros((size, step), x.dtype)
@@ -133,7 +150,7 @@ def _sum_gradients(nodes, slots, level_ptr, slot_ptr, distances, is_long, runs, 
                 grad_sums[:count] = 0.0
 
 
-_sum_kernel, _gradient_kernel = Kernel(_sum_columns), Kernel(_sum_gradients, fastmath=True)
+_sum_kernel, _gradient_kernel = BlockKernel(_sum_columns), BlockKernel(_sum_gradients, fastmath=True)
 
 
 def _cut_arrays(cuts: Decomposition) -> list[np.ndarray]:
@@ -141,16 +158,16 @@ def _cut_arrays(cuts: Decomposition) -> list[np.ndarray]:
 
 
 def _tasks(x: Tensor) -> tuple[int, int]:
-    """Columns of a task, and how many tasks there are."""
+    """Columns of a task, and how many tasks there are for one input and head."""
     step = max(1, min(_COLUMNS, x.shape[-1]))
-    return step, x.shape[0] * x.shape[1] * -(-x.shape[-1] // step)
+    return step, -(-x.shape[-1] // step)
 
 
 def forest_table(cuts: Decomposition, f: Tensor, x: Tensor) -> Tensor:
     """Sums of f(distance) x over the nodes of every tree, [G, H, N, C]."""
     out = torch.empty_like(x, memory_format=torch.contiguous_format)
     step, num_tasks = _tasks(x)
-    _sum_kernel(*_cut_arrays(cuts), *arrays(f, x, out), step, num_tasks)
+    _sum_kernel(x.shape[0] * x.shape[1] * num_tasks, *_cut_arrays(cuts), *arrays(f, x, out), step)
     if bool(cuts.is_long.any()):
         moved = reference.by_place(cuts, x)
         far = torch.zeros_like(moved)
@@ -162,9 +179,10 @@ def forest_table(cuts: Decomposition, f: Tensor, x: Tensor) -> Tensor:
 def forest_table_backward(cuts: Decomposition, f: Tensor, x: Tensor, grad: Tensor) -> Tensor:
     """The gradient in f."""
     step, num_tasks = _tasks(x)
-    parts = torch.zeros(num_tasks, f.shape[1], dtype=torch.float64)
-    _gradient_kernel(*_cut_arrays(cuts), *arrays(x, grad, parts), step)
-    out = parts.view(x.shape[0], x.shape[1], -1, f.shape[1]).sum(dim=(0, 2)).to(f.dtype)
+    parts = torch.zeros(x.shape[0], x.shape[1], num_tasks, f.shape[1], dtype=torch.float64)
+    by_task = parts.flatten(0, 2)
+    _gradient_kernel(len(by_task), *_cut_arrays(cuts), *arrays(x, grad, by_task), step)
+    out = parts.sum(dim=(0, 2)).to(f.dtype)
     if bool(cuts.is_long.any()):
         moved, grads = reference.by_place(cuts, x), reference.by_place(cuts, grad)
         reference.add_group_gradients(out, cuts, moved, grads, only_long=True)

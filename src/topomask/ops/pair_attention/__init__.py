@@ -5,22 +5,36 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from topomask.ops.backend import compiled, implementation
-from topomask.ops.registration import Op
+from topomask.ops.quotient import Attended
+from topomask.ops.registration import Op, check_shape, check_values
 from topomask.ops.sparse_product import Pattern
 
 # Entries per row from which on attention in tiles is worth its layout.
 MIN_ENTRIES_PER_ROW = 24
 # Queries of a tile, and how many of them must see a key for it to be taken with all lanes.
 LANES, MIN_LANES = 16, 2
-# Exponents whose power is just finite in float32, and what stands for minus infinity where kernels may not meet it.
-LARGEST_EXPONENT, LOWEST = 85.0, -1e30
-# Largest exponent of a score above the row's weighted maximum: where an entry is 0 but may be learnt, its score still
-# counts in the gradient, and sums of such powers must stay finite in float32.
-MAX_EXPONENT = 60.0
+# What stands for minus infinity where kernels may not meet it.
+LOWEST = -1e30
+# Where an entry is 0 but may be learnt, its score still counts in the gradient, with at most this exponent above the
+# row's weighted maximum for a largest magnitude of 1, and at most half of the largest exponent for smaller ones: sums
+# of such powers, times values, must stay finite.
+MAX_EXPONENT = 40.0
+
+
+def largest_exponent(dtype: torch.dtype) -> float:
+    """An exponent whose power is just finite, with room for sums.
+
+    Powers of softmax attention are exp(score - shift), where the shift of a row is the largest score + log(magnitude).
+    Logarithms below minus half of this exponent enter the shift as that, so that powers stay finite, and products of
+    them too, and the exponent of an entry other than 0 is never cut. Where such small magnitudes decide, the normaliser
+    of the row is small, and attention is computed in float64.
+    """
+    return 85.0 if dtype == torch.float32 else 700.0
 
 
 class Attention(NamedTuple):
@@ -36,6 +50,15 @@ class Attention(NamedTuple):
     softmax: bool
     absolute: bool
     normalize: bool
+
+    def check(self) -> None:
+        """A ValueError where shapes do not fit."""
+        pattern, values, magnitudes, q, k, v, is_key = self[:7]
+        check_values("values", values, pattern.columns.shape[0])
+        if magnitudes is not None:
+            check_shape("magnitudes", magnitudes, *values.shape)
+        check_tokens(pattern.row_ptr.shape[0] - 1, pattern.column_ptr.shape[0] - 1, q, k, v, is_key)
+        check_heads("values", values, q)
 
 
 class TileWork(NamedTuple):
@@ -88,7 +111,18 @@ _pair_attention = Op(
     _fake,
     gradients=("values", "magnitudes", "q", "k", "v"),
     backward_kernel=_backward,
+    items=("q", "k", "v", "is_key"),
 )
+
+
+def check_tokens(num_queries: int, num_keys: int, q: Tensor, k: Tensor, v: Tensor, is_key: Tensor | None) -> None:
+    """A ValueError unless queries, keys and values are [G, R, M], [G, N, M] and [G, N, D]."""
+    batch, width = q.shape[0], q.shape[-1]
+    check_shape("q", q, batch, num_queries, width)
+    check_shape("k", k, batch, num_keys, width)
+    check_shape("v", v, batch, num_keys, v.shape[-1])
+    if is_key is not None:
+        check_shape("is_key", is_key, batch, num_keys)
 
 
 def check_heads(name: str, values: Tensor, q: Tensor) -> None:
@@ -112,7 +146,7 @@ def pair_attention(
     softmax: bool = False,
     absolute: bool = False,
     normalize: bool = True,
-) -> Tensor:
+) -> Attended:
     r"""Sums over the entries (i, j) of a pattern: of value s_ij v_j, over the sum of magnitude |s_ij|.
 
     Args:
@@ -129,7 +163,7 @@ def pair_attention(
         normalize: Whether to divide by the normaliser; 0 where it is 0.
 
     Returns:
-        [G, R, D].
+        The result, [G, R, D], and the normaliser, [G, R]; for softmax attention up to a factor.
     """
-    check_heads("values", values, q)
-    return _pair_attention(Attention(pattern, values, magnitudes, q, k, v, is_key, softmax, absolute, normalize))
+    attention = Attention(pattern, values, magnitudes, q, k, v, is_key, softmax, absolute, normalize)
+    return Attended(*_pair_attention.outputs(attention))

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from topomask.ops import segments
-from topomask.ops.pair_attention import MAX_EXPONENT, Attention
+from topomask.ops.pair_attention import MAX_EXPONENT, Attention, largest_exponent
+from topomask.ops.quotient import without_zeros
 from topomask.ops.sparse_product import Pattern, sddmm, spmm
 
 
@@ -38,7 +39,6 @@ class _Terms(NamedTuple):
     total_scores: Tensor  # of the denominator
     values: Tensor
     magnitudes: Tensor
-    unit: Tensor  # factor by which values and magnitudes were scaled
 
 
 def _terms(
@@ -55,17 +55,34 @@ def _terms(
     scores = sddmm(pattern, q, k)
     if not softmax:
         total_scores = sddmm(pattern, q.abs(), k.abs()) if absolute else scores
-        return _Terms(scores, total_scores, values, magnitudes, torch.ones_like(values))
+        return _Terms(scores, total_scores, values, magnitudes)
     if is_key is not None:
         scores = scores.masked_fill(~is_key[pattern.columns], -torch.inf)
     # Magnitudes may be values, which may be negative.
-    unit = _row_unit(values.new_zeros(num_rows).scatter_reduce(0, row, magnitudes.detach().abs(), "amax"))[row]
-    values, magnitudes = values * unit, magnitudes * unit
-    heights = scores.detach() + magnitudes.detach().abs().log()
-    shift = heights.new_full((num_rows,), -torch.inf).scatter_reduce(0, row, heights, "amax")
-    shift = torch.where(shift.isfinite(), shift, 0.0)
-    powers = (scores - shift[row]).clamp(max=MAX_EXPONENT).exp()
-    return _Terms(powers, powers, values, magnitudes, unit)
+    sizes = magnitudes.detach().abs()
+
+    def row_max(x: Tensor) -> Tensor:
+        return x.new_full((num_rows,), -torch.inf).scatter_reduce(0, row, x, "amax")[row]
+
+    powers = weighted_powers(scores, sizes, row_max)
+    return _Terms(powers, powers, values, magnitudes)
+
+
+def weighted_powers(scores: Tensor, sizes: Tensor, row_max: Callable[[Tensor], Tensor]) -> Tensor:
+    """exp(score - shift), where the shift of a row makes its largest power times magnitude 1.
+
+    Args:
+        scores: Scores; minus infinity where a key does not count.
+        sizes: Absolute magnitudes, in a shape that goes with scores.
+        row_max: The largest number of every row, in a shape that goes with scores.
+    """
+    most = largest_exponent(scores.dtype)
+    logs = sizes.log()
+    heights = scores.detach() + logs.clamp(min=-0.5 * most).masked_fill(sizes == 0, -torch.inf)
+    shift = row_max(heights)
+    exponents = scores - torch.where(shift.isfinite(), shift, 0.0)
+    bounds = (MAX_EXPONENT - row_max(logs)).clamp(max=0.5 * most)
+    return torch.where(sizes == 0, torch.minimum(exponents, bounds), exponents).exp()
 
 
 def _quotient(
@@ -81,13 +98,7 @@ def _quotient(
     denominator = total_terms.new_zeros(len(pattern.row_ptr) - 1).index_add(0, row, total_terms)
     if not normalize:
         return numerator, denominator
-    nothing = (denominator == 0)[:, None]
-    return (numerator / denominator[:, None].masked_fill(nothing, 1.0)).masked_fill(nothing, 0.0), denominator
-
-
-def _row_unit(largest: Tensor) -> Tensor:
-    """A factor per query that brings its largest entry near 1; it cancels in the quotient."""
-    return torch.where(largest > 0, 1.0 / largest, 1.0)
+    return numerator / without_zeros(denominator)[:, None], denominator
 
 
 class _Item(NamedTuple):
@@ -138,12 +149,11 @@ def pair_attention_backward(
         out, denominator = _quotient(pattern, terms, v, normalize)
         by_numerator, by_total = grad[g], torch.zeros_like(denominator)
         if normalize:
-            inverse = torch.where(denominator == 0, 0.0, 1.0 / denominator)
-            by_numerator = by_numerator * inverse[:, None]
+            by_numerator = by_numerator / without_zeros(denominator)[:, None]
             by_total = -(by_numerator * out).sum(dim=1)
         by_value, by_total = sddmm(pattern, by_numerator, v), by_total[row]
-        grad_values[head] += terms.scores * by_value * terms.unit
-        grad_magnitudes[head] += terms.total_scores * by_total * terms.unit
+        grad_values[head] += terms.scores * by_value
+        grad_magnitudes[head] += terms.total_scores * by_total
         by_score, by_total_score = terms.values * by_value, terms.magnitudes * by_total
         if absolute:
             grads["q"][g] = q.sign() * spmm(pattern, by_total_score, k.abs())

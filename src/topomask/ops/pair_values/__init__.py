@@ -10,8 +10,8 @@ from torch import Tensor
 
 from topomask.ops import segments
 from topomask.ops.backend import implementation
-from topomask.ops.registration import Op
-from topomask.ops.sparse_product import Pattern, make_pattern
+from topomask.ops.registration import Op, check_shape, check_values
+from topomask.ops.sparse_product import Pattern, check_rows, make_pattern
 
 
 class Factors(NamedTuple):
@@ -23,6 +23,15 @@ class Factors(NamedTuple):
     rows: Tensor  # [P_k]
     num_keys: int
 
+    def check(self) -> None:
+        """A ValueError unless both have rows and columns that lie within."""
+        segments.check_once(_check_factors, self[:4], self.num_keys)
+
+
+def _check_factors(row_ptr: Tensor, columns: Tensor, column_ptr: Tensor, rows: Tensor, num_keys: int) -> None:
+    check_rows(row_ptr, columns, len(column_ptr) - 1)
+    check_rows(column_ptr, rows, num_keys, names=("column_ptr", "rows"))
+
 
 class Product(NamedTuple):
     """Where the product of features has entries, and the values of its factors."""
@@ -32,6 +41,13 @@ class Product(NamedTuple):
     factors: Factors
     query_values: Tensor  # [P_q] or [V, P_q]
     key_values: Tensor  # [P_k] or [V, P_k], by column
+
+    def check(self) -> None:
+        """A ValueError where places or shapes do not fit."""
+        segments.check_once(check_rows, (self.row_ptr, self.columns), self.factors.num_keys)
+        check_shape("row_ptr", self.row_ptr, *self.factors.row_ptr.shape)
+        check_values("query_values", self.query_values, self.factors.columns.shape[0])
+        check_shape("key_values", self.key_values, *self.query_values.shape[:-1], self.factors.rows.shape[0])
 
 
 def _forward(product: Product) -> Tensor:
@@ -63,6 +79,8 @@ def count_triples(query: Pattern, key: Pattern) -> int:
 
 def estimate_pairs(query: Pattern, key: Pattern, num_rows: int = 64) -> int:
     """The number of entries of the product, from the rows of a sample."""
+    query.check()
+    key.check()
     total = query.shape[0]
     if not total:
         return 0
@@ -76,6 +94,8 @@ def estimate_pairs(query: Pattern, key: Pattern, num_rows: int = 64) -> int:
 
 def pair_pattern(query: Pattern, key: Pattern) -> Pattern:
     """The pattern of Phi_q Phi_k^T for features with patterns [R, C] and [N, C]."""
+    query.check()
+    key.check()
     row_ptr, columns = implementation(__name__, query.columns).pair_pattern(join_factors(query, key))
     return make_pattern(row_ptr, columns, key.shape[0])
 
@@ -93,5 +113,7 @@ def pair_values(pairs: Pattern, query: Pattern, key: Pattern, query_values: Tens
     Returns:
         [P], or [V, P].
     """
+    if not torch.compiler.is_compiling():
+        key.check()
     factors = join_factors(query, key)
     return _pair_values(Product(pairs.row_ptr, pairs.columns, factors, query_values, key_values[..., key.order]))

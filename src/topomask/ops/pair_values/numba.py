@@ -10,12 +10,12 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from numba import prange
 from torch import Tensor
 
 from topomask.ops import segments
-from topomask.ops.backend import MAX_PARTS, Kernel, arrays, by_head, row_blocks
+from topomask.ops.backend import MAX_PARTS, BlockKernel, arrays, by_head, row_blocks
 from topomask.ops.pair_values import Factors, Product
+from topomask.ops.sorting import sort
 
 
 class _Factors(NamedTuple):
@@ -28,10 +28,10 @@ class _Factors(NamedTuple):
     num_keys: int
 
 
-def _count(factors, starts, counts):
+def _count(start_block, stop_block, factors, starts, counts):
     """Entries of every row of the product."""
     row_ptr, columns, column_ptr, rows, num_keys = factors
-    for block in prange(starts.shape[0] - 1):
+    for block in range(start_block, stop_block):
         seen = np.full(num_keys, -1, np.int64)
         for i in range(starts[block], starts[block + 1]):
             count = 0
@@ -45,10 +45,10 @@ def _count(factors, starts, counts):
             counts[i] = count
 
 
-def _fill(factors, starts, pair_ptr, pair_columns):
+def _fill(start_block, stop_block, factors, starts, pair_ptr, pair_columns):
     """Ascending columns of every row of the product."""
     row_ptr, columns, column_ptr, rows, num_keys = factors
-    for block in prange(starts.shape[0] - 1):
+    for block in range(start_block, stop_block):
         seen = np.full(num_keys, -1, np.int64)
         for i in range(starts[block], starts[block + 1]):
             p = pair_ptr[i]
@@ -60,13 +60,13 @@ def _fill(factors, starts, pair_ptr, pair_columns):
                         seen[j] = i
                         pair_columns[p] = j
                         p += 1
-            pair_columns[pair_ptr[i] : pair_ptr[i + 1]].sort()
+            sort(pair_columns[pair_ptr[i] : pair_ptr[i + 1]])
 
 
-def _values(factors, pair_ptr, pair_columns, query_values, key_values, starts, out):
+def _values(start_block, stop_block, factors, pair_ptr, pair_columns, query_values, key_values, starts, out):
     """Values [V, P] of the product on its pattern."""
     row_ptr, columns, column_ptr, rows, num_keys = factors
-    for block in prange(starts.shape[0] - 1):
+    for block in range(start_block, stop_block):
         total = np.zeros(num_keys, out.dtype)
         for head in range(out.shape[0]):
             query, key, target = query_values[head], key_values[head], out[head]
@@ -80,10 +80,22 @@ def _values(factors, pair_ptr, pair_columns, query_values, key_values, starts, o
                     total[pair_columns[p]] = 0
 
 
-def _backward(grads, factors, pair_ptr, pair_columns, query_values, key_values, starts, grad_query, parts_key):
+def _backward(
+    start_block,
+    stop_block,
+    grads,
+    factors,
+    pair_ptr,
+    pair_columns,
+    query_values,
+    key_values,
+    starts,
+    grad_query,
+    parts_key,
+):
     """Gradients [V, P_q] in values of queries; and [blocks, V, P_k] in those of keys, a summand per block of rows."""
     row_ptr, columns, column_ptr, rows, num_keys = factors
-    for block in prange(starts.shape[0] - 1):
+    for block in range(start_block, stop_block):
         row_grad = np.zeros(num_keys, grads.dtype)
         for head in range(grads.shape[0]):
             grad, query, key = grads[head], query_values[head], key_values[head]
@@ -101,8 +113,8 @@ def _backward(grads, factors, pair_ptr, pair_columns, query_values, key_values, 
                     to_query[entry] = total
 
 
-_count_kernel, _fill_kernel = Kernel(_count), Kernel(_fill)
-_values_kernel, _backward_kernel = Kernel(_values, fastmath=True), Kernel(_backward, fastmath=True)
+_count_kernel, _fill_kernel = BlockKernel(_count), BlockKernel(_fill)
+_values_kernel, _backward_kernel = BlockKernel(_values, fastmath=True), BlockKernel(_backward, fastmath=True)
 
 
 def _arrays(factors: Factors) -> _Factors:
@@ -112,7 +124,8 @@ def _arrays(factors: Factors) -> _Factors:
 
 def pair_pattern(factors: Factors) -> tuple[Tensor, Tensor]:
     """Row pointers and ascending columns of the product."""
-    inputs = (_arrays(factors), row_blocks(factors.row_ptr, MAX_PARTS))
+    starts = row_blocks(factors.row_ptr, MAX_PARTS)
+    inputs = (len(starts) - 1, _arrays(factors), starts)
     counts = torch.zeros(len(factors.row_ptr) - 1, dtype=torch.int64, device="cpu")
     _count_kernel(*inputs, counts.numpy())
     row_ptr = segments.pointers(counts)
@@ -125,12 +138,14 @@ def pair_values(product: Product) -> Tensor:
     """Values of the product on its pattern, [P] or [V, P]."""
     query, key = product.query_values, product.key_values
     out = query.new_empty(*query.shape[:-1], len(product.columns))
+    starts = row_blocks(product.factors.row_ptr, MAX_PARTS)
     _values_kernel(
+        len(starts) - 1,
         _arrays(product.factors),
         *arrays(product.row_ptr, product.columns),
         by_head(query),
         by_head(key),
-        row_blocks(product.factors.row_ptr, MAX_PARTS),
+        starts,
         by_head(out),
     )
     return out
@@ -143,6 +158,7 @@ def pair_values_backward(product: Product, grad: Tensor) -> dict[str, Tensor]:
     grad_query = torch.empty_like(query, memory_format=torch.contiguous_format)
     parts_key = key.new_zeros(len(starts) - 1, *(key.shape if key.ndim == 2 else (1, *key.shape)))
     _backward_kernel(
+        len(starts) - 1,
         by_head(grad),
         _arrays(product.factors),
         *arrays(product.row_ptr, product.columns),

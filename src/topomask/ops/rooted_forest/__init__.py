@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from topomask.ops import segments
+from topomask.ops.derived import plainly
 from topomask.ops.rooted_forest.kernels import Array, describe_kernel, diameters_kernel, root_kernel, run
 
 # Nodes of a cycle that an error names.
@@ -29,6 +30,32 @@ class RootedForest(NamedTuple):
         """The forest on another device."""
         return RootedForest(*(tensor.to(device) for tensor in self))
 
+    def check(self) -> None:
+        """A ValueError unless every node has a place, and a parent that comes before it."""
+        segments.check_once(_check_forest, self)
+
+
+def _check_forest(nodes: Tensor, above: Tensor, depths: Tensor, trees: Tensor, kinds: Tensor, entries: Tensor) -> None:
+    size = len(nodes)
+    segments.check_permutation("nodes", nodes, size)
+    for name, values in (("above", above), ("depths", depths), ("trees", trees), ("kinds", kinds)):
+        segments.check_integers(name, values, small=name == "kinds")
+    place = torch.arange(size, device=above.device)
+    if len(above) != size or bool((above < -1).any()) or bool((above >= place).any()):
+        raise ValueError("`above` must be -1 for roots, and otherwise a place before its own. Use root_forest.")
+    found = [np.empty(size, kind) for kind in (np.int64, np.int64, np.int8)]
+    run(describe_kernel, above.cpu().numpy().astype(np.int64), *found)
+    for name, values, wanted in zip(("depths", "trees", "kinds"), (depths, trees, kinds), found, strict=True):
+        if values.shape != (size,) or not np.array_equal(values.cpu().numpy(), wanted):
+            raise ValueError(f"`{name}` are not those of `above`. Make forests with root_forest.")
+    # Where subtrees are runs, the parent is the last place before that is one edge closer to the root.
+    depth = torch.from_numpy(found[0]).to(place.device)
+    keys = (depth * size + place).sort().values
+    parents = keys[torch.searchsorted(keys, (depth - 1) * size + place) - 1] - (depth - 1) * size
+    is_child = above >= 0
+    if not torch.equal(parents[is_child], above[is_child].long()) or entries.shape != (2, size):
+        raise ValueError("`above` must have every subtree as a run that begins with its root. Use root_forest.")
+
 
 def root_forest(indptr: Array, indices: Array) -> RootedForest:
     """Root a forest given by compressed sparse rows that hold every edge twice.
@@ -44,8 +71,10 @@ def root_forest(indptr: Array, indices: Array) -> RootedForest:
     if length:
         raise ValueError(_name_cycle(nodes[:length].tolist()))
     run(describe_kernel, above, depths, trees, kinds)
-    with torch.inference_mode(False):
-        return RootedForest(*(torch.from_numpy(array) for array in (nodes, above, depths, trees, kinds, entries)))
+    with plainly():
+        forest = RootedForest(*(torch.from_numpy(array) for array in (nodes, above, depths, trees, kinds, entries)))
+    segments.mark_checked(_check_forest, forest)
+    return forest
 
 
 def _name_cycle(cycle: list[int]) -> str:
@@ -95,9 +124,11 @@ def depth_sums(above: Tensor, values: Tensor) -> Tensor:
     above = torch.where(above < 0, len(above), above)
     above = torch.cat([above, above.new_tensor([len(above)])])
     sums = torch.cat([values, values.new_zeros(1)])
-    # As many steps as the deepest tree could need: asking would break a compiled graph.
-    for _ in range(max(0, len(values) - 1).bit_length()):
-        sums, above = sums + sums[above], above[above]
+    # As many steps as the deepest tree could need: asking would break a compiled graph, which this way serves sizes up
+    # to the next power of two.
+    reach = 1
+    while reach < values.shape[0]:
+        sums, above, reach = sums + sums[above], above[above], 2 * reach
     return sums[:-1]
 
 

@@ -98,6 +98,6 @@ def _describe(above: Array, depths: Array, trees: Array, kinds: Array) -> None:
             kinds[last[place]] |= LAST
 
 
-root_kernel = Kernel(_root, threads=False)
-diameters_kernel = Kernel(_diameters, threads=False)
-describe_kernel = Kernel(_describe, threads=False)
+root_kernel = Kernel(_root)
+diameters_kernel = Kernel(_diameters)
+describe_kernel = Kernel(_describe)

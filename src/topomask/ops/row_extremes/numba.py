@@ -7,21 +7,19 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from numba import prange
 from torch import Tensor
 
-from topomask.ops.backend import Kernel, arrays
+from topomask.ops.backend import BlockKernel, arrays
 
 _NUM_BLOCKS = 16
 _INTEGERS = {torch.float32: torch.int32, torch.float64: torch.int64}
 
 
-def _any_extreme(patterns, magnitude, low, high, found):
+def _any_extreme(start_block, stop_block, patterns, magnitude, low, high, found):
     """Mark blocks of rows in which the largest pattern is above ``high``, or below ``low`` but not 0."""
     rows, width = patterns.shape
-    blocks = found.shape[0]
-    for block in prange(blocks):
-        for i in range(block * rows // blocks, (block + 1) * rows // blocks):
+    for block in range(start_block, stop_block):
+        for i in range(block * rows // _NUM_BLOCKS, (block + 1) * rows // _NUM_BLOCKS):
             largest = patterns.dtype.type(0)
             for a in range(width):
                 largest = max(largest, patterns[i, a] & magnitude)
@@ -29,7 +27,7 @@ def _any_extreme(patterns, magnitude, low, high, found):
                 found[block] = True
 
 
-_kernel = Kernel(_any_extreme)
+_kernel = BlockKernel(_any_extreme)
 
 
 def any_extreme(x: Tensor, bound: float) -> bool:
@@ -40,5 +38,6 @@ def any_extreme(x: Tensor, bound: float) -> bool:
     low, high = torch.tensor([1.0 / bound, bound], dtype=x.dtype, device="cpu").view(kind).numpy()
     magnitude = low.dtype.type(torch.iinfo(kind).max)
     found = np.zeros(_NUM_BLOCKS, np.bool_)
-    _kernel(*arrays(x.detach().reshape(-1, x.shape[-1]).contiguous().view(kind)), magnitude, low, high, found)
+    (patterns,) = arrays(x.detach().reshape(-1, x.shape[-1]).contiguous().view(kind))
+    _kernel(_NUM_BLOCKS, patterns, magnitude, low, high, found)
     return bool(found.any())

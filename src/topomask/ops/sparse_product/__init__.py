@@ -18,7 +18,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from topomask.ops import segments
 from topomask.ops.backend import implementation
-from topomask.ops.registration import Op
+from topomask.ops.registration import Op, check_shape, check_values
 
 # Orders of rows in which neighbours see mostly the same columns, which makes tiles full and keeps caches warm. By the
 # columns of a pattern, as long as they live.
@@ -45,14 +45,45 @@ class Pattern(NamedTuple):
         """The pattern on another device."""
         return Pattern(*(tensor.to(device) for tensor in self))
 
+    def check(self) -> None:
+        """A ValueError unless rows and columns lie within, and both orders tell of the same entries."""
+        segments.check_once(_check_pattern, self)
+
+
+def _check_pattern(row_ptr: Tensor, columns: Tensor, column_ptr: Tensor, rows: Tensor, order: Tensor) -> None:
+    check_rows(row_ptr, columns, len(column_ptr) - 1)
+    check_rows(column_ptr, rows, len(row_ptr) - 1, names=("column_ptr", "rows"))
+    segments.check_indices("order", order, len(columns))
+    order = order.long()
+    fits = len(rows) == len(order) == len(columns)
+    if not fits or not (
+        torch.equal(columns[order].long(), segments.index(column_ptr))
+        and torch.equal(segments.index(row_ptr)[order], rows.long())
+    ):
+        raise ValueError(
+            "`column_ptr`, `rows` and `order` of the pattern do not tell of the same entries as `row_ptr` and "
+            "`columns`. Make patterns with make_pattern(row_ptr, columns, num_columns)."
+        )
+
+
+def check_rows(
+    row_ptr: Tensor, columns: Tensor, num_columns: int, names: tuple[str, str] = ("row_ptr", "columns")
+) -> None:
+    """A ValueError unless these are compressed sparse rows."""
+    segments.check_indices(names[1], columns, num_columns)
+    segments.check_pointers(names[0], row_ptr, len(columns))
+
 
 def make_pattern(row_ptr: Tensor, columns: Tensor, num_columns: int) -> Pattern:
-    """Index a pattern by columns too."""
+    """Index a pattern by columns too; a ValueError unless these are compressed sparse rows."""
+    segments.check_once(check_rows, (row_ptr, columns), num_columns)
     counts = torch.bincount(columns, minlength=num_columns)
     column_ptr = segments.pointers(counts)
     columns = columns.to(segments.index_type(max(num_columns, len(row_ptr))))
     rows, order = implementation(__name__, columns).by_column(row_ptr, columns, column_ptr)
-    return Pattern(row_ptr, columns, column_ptr, rows, order)
+    pattern = Pattern(row_ptr, columns, column_ptr, rows, order)
+    segments.mark_checked(_check_pattern, pattern)
+    return pattern
 
 
 def suggest_order(columns: Tensor, owner: Owner, order: Callable[[Owner], Tensor]) -> None:
@@ -83,11 +114,25 @@ class _Product(NamedTuple):
     x: Tensor  # [N, C] or [V, N, C]; R in place of N where transposed
     transpose: bool
 
+    def check(self) -> None:
+        """A ValueError where shapes do not fit."""
+        pattern, values, x, transpose = self
+        size = (pattern.row_ptr if transpose else pattern.column_ptr).shape[0] - 1
+        check_values("values", values, pattern.columns.shape[0])
+        check_shape("x", x, *values.shape[:-1], size, x.shape[-1])
+
 
 class _Samples(NamedTuple):
     pattern: Pattern
     a: Tensor  # [R, C] or [V, R, C]
     b: Tensor  # [N, C] or [V, N, C]
+
+    def check(self) -> None:
+        """A ValueError where shapes do not fit."""
+        pattern, a, b = self
+        heads, width = a.shape[:-2], a.shape[-1]
+        check_shape("a", a, *heads, pattern.row_ptr.shape[0] - 1, width)
+        check_shape("b", b, *heads, pattern.column_ptr.shape[0] - 1, width)
 
 
 def _spmm(product: _Product) -> Tensor:
@@ -161,7 +206,8 @@ def spmm(pattern: Pattern, values: Tensor, x: Tensor, transpose: bool = False) -
         [R, C], or [V, R, C]; with N in place of R for the transpose.
     """
     # The compiler knows the fields of a pattern, but not always its properties.
-    count = len(pattern.row_ptr if transpose else pattern.column_ptr) - 1
+    # Not len(): in a backward pass that is traced it would make the size a constant.
+    count = (pattern.row_ptr if transpose else pattern.column_ptr).shape[0] - 1
     if x.ndim != values.ndim + 1 or x.shape[:-1] != (*values.shape[:-1], count):
         wanted = ", ".join(str(size) for size in (*values.shape[:-1], count))
         raise ValueError(

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from numba import prange
 from torch import Tensor
 
 from topomask.ops import segments
-from topomask.ops.backend import Kernel, arrays, row_blocks
+from topomask.ops.backend import BlockKernel, Kernel, arrays, row_blocks
 
 # Numbers of a row of the result that are summed up at a time, so that they stay in the first-level cache.
 _WIDTH = 2048
@@ -23,10 +22,10 @@ def _by_column(row_ptr, columns, places, rows, order):
             places[columns[p]] = place + 1
 
 
-def _spmm(row_ptr, columns, values, x, starts, out):
+def _spmm(start_block, stop_block, row_ptr, columns, values, x, starts, out):
     """Rows of the products, four entries at a time."""
     width = x.shape[2]
-    for block in prange(starts.shape[0] - 1):
+    for block in range(start_block, stop_block):
         for head in range(x.shape[0]):
             weights, source, target = values[head], x[head], out[head]
             for i in range(starts[block], starts[block + 1]):
@@ -49,10 +48,10 @@ def _spmm(row_ptr, columns, values, x, starts, out):
                         p += 1
 
 
-def _sddmm(row_ptr, columns, a, b, starts, out):
+def _sddmm(start_block, stop_block, row_ptr, columns, a, b, starts, out):
     """Products of rows of ``a`` with rows of ``b``, four at a time."""
     width = a.shape[2]
-    for block in prange(starts.shape[0] - 1):
+    for block in range(start_block, stop_block):
         zero = a.dtype.type(0)
         for head in range(a.shape[0]):
             left, right, target = a[head], b[head], out[head]
@@ -78,8 +77,8 @@ def _sddmm(row_ptr, columns, a, b, starts, out):
                     p += 1
 
 
-_by_column_kernel = Kernel(_by_column, threads=False)
-_spmm_kernel, _sddmm_kernel = Kernel(_spmm, fastmath=True), Kernel(_sddmm, fastmath=True)
+_by_column_kernel = Kernel(_by_column)
+_spmm_kernel, _sddmm_kernel = BlockKernel(_spmm, fastmath=True), BlockKernel(_sddmm, fastmath=True)
 
 
 def by_column(row_ptr: Tensor, columns: Tensor, column_ptr: Tensor) -> tuple[Tensor, Tensor]:
@@ -94,12 +93,14 @@ def by_column(row_ptr: Tensor, columns: Tensor, column_ptr: Tensor) -> tuple[Ten
 def spmm(row_ptr: Tensor, columns: Tensor, values: Tensor, x: Tensor) -> Tensor:
     """Sparse matrices [R, N] of one pattern with ``values`` [V, P] times ``x`` [V, N, C], [V, R, C]."""
     out = x.new_empty(len(x), len(row_ptr) - 1, x.shape[2])
-    _spmm_kernel(*arrays(row_ptr, columns, values, x), row_blocks(row_ptr), *arrays(out))
+    starts = row_blocks(row_ptr)
+    _spmm_kernel(len(starts) - 1, *arrays(row_ptr, columns, values, x), starts, *arrays(out))
     return out
 
 
 def sddmm(row_ptr: Tensor, columns: Tensor, a: Tensor, b: Tensor) -> Tensor:
     """The entries of ``a @ b.mT`` at the places of a sparse pattern, [V, P], for a [V, R, C] and b [V, N, C]."""
     out = a.new_empty(len(a), len(columns))
-    _sddmm_kernel(*arrays(row_ptr, columns, a, b), row_blocks(row_ptr), *arrays(out))
+    starts = row_blocks(row_ptr)
+    _sddmm_kernel(len(starts) - 1, *arrays(row_ptr, columns, a, b), starts, *arrays(out))
     return out

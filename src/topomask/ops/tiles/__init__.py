@@ -22,11 +22,10 @@ from topomask.ops.tiles.backward import backward_kernel, fold_kernel, share_kern
 from topomask.ops.tiles.forward import forward_kernel
 from topomask.ops.tiles.layout import Layout
 from topomask.ops.tiles.records import (
-    ENTRIES,
-    FEATURES,
-    PACKED,
     BackwardScratch,
     Entries,
+    EntryGradients,
+    FeatureGradients,
     Features,
     Numbering,
     Options,
@@ -35,7 +34,6 @@ from topomask.ops.tiles.records import (
     Schedule,
     Scratch,
     Source,
-    SourceGradients,
     TokenGradients,
     Tokens,
 )
@@ -44,10 +42,7 @@ from topomask.ops.tiles.weights import pack_kernel
 # Tiles that go through the whole batch together, and their keys.
 _MAX_TOGETHER, _MAX_KEYS_TOGETHER = 8, 4096
 
-_NO_FLOATS, _NO_INTS, _NO_LONGS = np.zeros((0, 0), np.float32), np.zeros(0, np.int32), np.zeros(0, np.int64)
-_NO_PACKED = Packed(_NO_FLOATS, _NO_FLOATS)
-_NO_ENTRIES = Entries(_NO_LONGS, _NO_INTS, _NO_FLOATS, _NO_FLOATS)
-_NO_FEATURES = Features(_NO_LONGS, _NO_INTS, _NO_FLOATS, _NO_FLOATS, _NO_LONGS, _NO_INTS, _NO_FLOATS, _NO_FLOATS)
+_NO_FLOATS = np.zeros((0, 0), np.float32)
 
 
 class Attention(NamedTuple):
@@ -68,13 +63,13 @@ def _rows(values: Tensor | None) -> np.ndarray:
 
 def from_packed(weights: Tensor, magnitudes: Tensor | None) -> Source:
     """Weights as :func:`pack_features` gave them."""
-    return Source(PACKED, len(weights), Packed(_rows(weights), _rows(magnitudes)), _NO_ENTRIES, _NO_FEATURES)
+    return Source(len(weights), packed=Packed(_rows(weights), _rows(magnitudes)))
 
 
 def from_entries(row_ptr: Tensor, slots: np.ndarray, values: Tensor, magnitudes: Tensor | None) -> Source:
     """Values of the entries of a pattern, [P] or [V, P]."""
     entries = Entries(*arrays(row_ptr), slots, _rows(values), _rows(magnitudes))
-    return Source(ENTRIES, len(entries.values), _NO_PACKED, entries, _NO_FEATURES)
+    return Source(len(entries.values), entries=entries)
 
 
 def from_features(
@@ -96,20 +91,23 @@ def from_features(
         _rows(key_values),
         _rows(key_magnitudes),
     )
-    return Source(FEATURES, len(features.query_values), _NO_PACKED, _NO_ENTRIES, features)
+    return Source(len(features.query_values), features=features)
 
 
 def _has_magnitudes(source: Source) -> bool:
     """Whether the normaliser takes other numbers than the weights."""
-    kinds = (source.packed.magnitudes, source.entries.magnitudes, source.features.query_magnitudes)
-    return len(kinds[source.kind]) > 0
+    if source.features is not None:
+        return len(source.features.query_magnitudes) > 0
+    record = source.packed if source.entries is None else source.entries
+    assert record is not None
+    return len(record.magnitudes) > 0
 
 
-def _numbering(layout: Layout, source: Source, num_keys: int, num_blocks: int) -> Numbering:
-    if source.kind != FEATURES:
-        return Numbering(*(np.zeros((num_blocks, 0), np.int32) for _ in range(3)))
+def _numbering(layout: Layout, features: Features | None, num_keys: int, num_blocks: int) -> Numbering | None:
+    if features is None:
+        return None
     return Numbering(
-        np.full((num_blocks, len(source.features.column_ptr) - 1), -1, np.int32),
+        np.full((num_blocks, len(features.column_ptr) - 1), -1, np.int32),
         np.empty((num_blocks, layout.max_columns), np.int32),
         np.empty((num_blocks, num_keys), np.int32),
     )
@@ -177,9 +175,9 @@ def pack_features(layout: Layout, source: Source, num_keys: int) -> tuple[Tensor
     magnitudes = torch.zeros_like(weights) if separate else None
     blocks = row_blocks(layout.tiles.starts)
     lanes = _empty(len(blocks) - 1, layout.max_columns * LANES)
-    numbering = _numbering(layout, source, num_keys, len(blocks) - 1)
+    numbering = _numbering(layout, source.features, num_keys, len(blocks) - 1)
     packed = Packed(weights.numpy(), _rows(magnitudes))
-    pack_kernel(layout.tiles, source.features, separate, blocks, lanes, numbering, packed)
+    pack_kernel(len(blocks) - 1, layout.tiles, source.features, separate, blocks, lanes, numbering, packed)
     return weights, magnitudes
 
 
@@ -189,25 +187,27 @@ def forward(layout: Layout, source: Source, attention: Attention) -> tuple[Tenso
     out, denominator = q.new_empty(*q.shape[:2], v.shape[2]), q.new_empty(q.shape[:2])
     blocks, separate = row_blocks(layout.tiles.starts), _has_magnitudes(source)
     forward_kernel(
+        len(blocks) - 1,
         layout.tiles,
         *source,
         as_tokens(*attention[:4]),
-        Options(attention.softmax, attention.normalize, separate),
+        *((None, True) if attention.softmax else (True, None)),
+        Options(attention.normalize, separate),
         Schedule(blocks, _together(layout), layout.tiles.keys[:0]),
         _scratch(layout, len(blocks) - 1, separate, attention),
-        _numbering(layout, source, k.shape[1], len(blocks) - 1),
+        _numbering(layout, source.features, k.shape[1], len(blocks) - 1),
         *arrays(out, denominator),
     )
     return out, denominator
 
 
 class Gradients(NamedTuple):
-    """Gradients of q, k and v, and of what the weights were made of; those of keys by column."""
+    """Gradients of q, k and v, and of what the weights were made of, unless they were packed; of keys by column."""
 
     q: Tensor
     k: Tensor
     v: Tensor
-    source: SourceGradients
+    source: EntryGradients | FeatureGradients | None
 
 
 def backward(
@@ -227,16 +227,18 @@ def backward(
     sums_k, sums_v = (k.new_zeros(len(x) * (x.shape[1] + len(shared)), _padded(x.shape[2])) for x in (k, v))
     source_grads = _source_gradients(source, num_blocks if wants_source else 0)
     backward_kernel(
+        num_blocks,
         layout.tiles,
         *source,
         as_tokens(*attention[:4]),
-        Options(attention.softmax, attention.normalize, separate),
+        *((None, True) if attention.softmax else (True, None)),
+        Options(attention.normalize, separate),
         wants_source,
         Results(*arrays(*outputs, grad)),
         Schedule(blocks, _together(layout), targets),
         _scratch(layout, num_blocks, separate, attention),
         _backward_scratch(layout, num_blocks, separate, attention),
-        _numbering(layout, source, k.shape[1], num_blocks),
+        _numbering(layout, source.features, k.shape[1], num_blocks),
         source_grads,
         TokenGradients(*arrays(grad_q, sums_k, sums_v)),
     )
@@ -244,12 +246,14 @@ def backward(
     return Gradients(grad_q, grad_k, grad_v, source_grads)
 
 
-def _source_gradients(source: Source, num_blocks: int) -> SourceGradients:
+def _source_gradients(source: Source, num_blocks: int) -> EntryGradients | FeatureGradients | None:
     """Memory for gradients; zeros are not written before they are used: a block touches its own neighbourhood only."""
     entries, features = source.entries, source.features
-    return SourceGradients(
-        _empty(*entries.values.shape),
-        _empty(*entries.magnitudes.shape),
+    if entries is not None:
+        return EntryGradients(_empty(*entries.values.shape), _empty(*entries.magnitudes.shape))
+    if features is None:
+        return None
+    return FeatureGradients(
         _empty(*features.query_values.shape),
         _empty(*features.query_magnitudes.shape),
         np.zeros((num_blocks, *features.key_values.shape), np.float32),
@@ -280,7 +284,7 @@ def _share_keys(layout: Layout, blocks: np.ndarray, num_keys: int) -> tuple[np.n
 def _fold(sums: Tensor, shared: np.ndarray, like: Tensor) -> Tensor:
     """Add the rows of shared keys, which are at the end, to those of the keys, in place."""
     batch, num_keys, width = like.shape
-    fold_kernel(shared, num_keys, batch, sums.numpy())
+    fold_kernel(batch * (sums.shape[1] // LANES), shared, num_keys, batch, sums.numpy())
     out = sums[: batch * num_keys].view(batch, num_keys, sums.shape[1])[..., :width].contiguous()
     # Where threads share most keys, what they shared is larger than the answer, and must not live as long.
     return out.clone() if len(shared) > num_keys // 4 else out

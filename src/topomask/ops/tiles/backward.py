@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import numpy as np
-from numba import njit, prange
+from numba import njit
 
-from topomask.ops.backend import EXACT, Kernel
+from topomask.ops.backend import EXACT, BlockKernel, Kernel
 from topomask.ops.llvm import KEYS
 from topomask.ops.pair_attention import LANES
 from topomask.ops.tiles import row_vectors, vectors
-from topomask.ops.tiles.forward import load_queries, score_as_powers, scratch_of
-from topomask.ops.tiles.records import BackwardScratch, Source
+from topomask.ops.tiles.forward import SMALLEST_TOTAL, load_queries, score_as_powers, scratch_of
+from topomask.ops.tiles.records import BackwardScratch
 from topomask.ops.tiles.weights import numbering_of, spread, weights_of
 
 
@@ -40,7 +40,7 @@ def _load_gradients(tile, item, tiles, normalize, results, scratch):
         if r >= tiles.num_rows - tile * LANES:
             factor = np.float32(0)
         elif normalize:
-            factor = 1 / denominator[i] if denominator[i] != 0 else np.float32(0)
+            factor = np.float32(0) if abs(denominator[i]) <= SMALLEST_TOTAL else 1 / denominator[i]
         for d in range(value_dim):
             rows[r * padded_value_dim + d] = grad[i, d] * factor
             inner += rows[r * padded_value_dim + d] * out[i, d]
@@ -58,8 +58,9 @@ def _find_targets(tile, tiles, targets, num_keys, shift, out):
 
 @njit(**EXACT)
 def _differentiate_together(
-    tile, tiles, options, k, v, weights, magnitudes, grad_weights, grad_magnitudes, grad_k, grad_v, scratch, backward
-):
+    tile, tiles, linear, softmax, options, k, v, weights, magnitudes, grad_weights, grad_magnitudes, grad_k, grad_v,
+    scratch, backward,
+):  # fmt: skip
     """Gradients through the keys that a tile takes with all lanes."""
     width, value_dim = k.shape[1], v.shape[1]
     padded_width, padded_value_dim = grad_k.shape[1], grad_v.shape[1]
@@ -71,14 +72,14 @@ def _differentiate_together(
     weights_at, magnitudes_at = weights.ctypes.data, magnitudes.ctypes.data
     to_weights, to_magnitudes = grad_weights.ctypes.data, grad_magnitudes.ctypes.data
     keys = tiles.keys.ctypes.data + 4 * tiles.starts[tile]
-    softmax, separate = np.int64(options.softmax), np.int64(options.separate_magnitudes)
+    is_softmax, separate = np.int64(softmax is not None), np.int64(options.separate_magnitudes)
     for first in range(0, tiles.ends[tile] - tiles.starts[tile], KEYS):
         at, these, those = 4 * LANES * first, keys + 4 * first, targets + 4 * first
-        if not options.softmax:
+        if linear is not None:
             vectors.dot_keys(lanes, k_at, these, width, scores + at, v_at, these, value_dim)
         vectors.dot_keys(value_lanes, v_at, these, value_dim, value_slopes, to_v, those, padded_value_dim)
         vectors.differentiate_keys(
-            softmax, separate, scores + at, value_slopes, weights_at + at, magnitudes_at + at, total_slopes,
+            is_softmax, separate, scores + at, value_slopes, weights_at + at, magnitudes_at + at, total_slopes,
             to_weights + at, to_magnitudes + at,
         )  # fmt: skip
         vectors.add_rows(value_slopes, value_rows, padded_value_dim, to_v, those, to_k, those, padded_width)
@@ -89,8 +90,9 @@ def _differentiate_together(
 
 @njit(**EXACT)
 def _differentiate_alone(
-    tile, tiles, options, k, v, weights, magnitudes, grad_weights, grad_magnitudes, grad_k, grad_v, scratch, backward
-):
+    tile, tiles, linear, softmax, options, k, v, weights, magnitudes, grad_weights, grad_magnitudes, grad_k, grad_v,
+    scratch, backward,
+):  # fmt: skip
     """Gradients through the pairs that a tile takes alone."""
     width, value_dim = k.shape[1], v.shape[1]
     padded_width, padded_value_dim = grad_k.shape[1], grad_v.shape[1]
@@ -107,7 +109,7 @@ def _differentiate_alone(
             )
             x = tiles.rest[p] * LANES + r
             product = scratch.scores[x]
-            if not options.softmax:
+            if linear is not None:
                 product = row_vectors.dot_row(row, k_at + 4 * j * width, width)
             by_value: np.float32 = row_vectors.dot_row(value_row, v_at + 4 * j * value_dim, value_dim)
             if options.separate_magnitudes:
@@ -116,7 +118,8 @@ def _differentiate_alone(
             else:
                 grad_weights[x] += product * (by_value + by_total)
             slope = weights[x] * by_value + magnitudes[x] * by_total
-            slope = product * slope if options.softmax else slope
+            if softmax is not None:
+                slope *= product
             row_vectors.add_row(product * weights[x], value_row, to_v + 4 * target * padded_value_dim, value_dim)
             row_vectors.add_row(slope, row, to_k + 4 * target * padded_width, width)
             row_vectors.add_row(slope, k_at + 4 * j * width, to_query, width)
@@ -134,71 +137,61 @@ def _write(tile, tiles, rows, grad_q):
 
 @njit(**EXACT)
 def _differentiate_tile(
-    tile, at, item, tiles, tokens, options, results, weights, magnitudes, targets, grads, scratch, backward
-):
+    tile, at, item, tiles, tokens, linear, softmax, options, results, weights, magnitudes, targets, grads, scratch,
+    backward,
+):  # fmt: skip
     """Gradients of a tile and an item; the weights of the tile begin at ``at``."""
     batch, num_keys = tokens.k.shape[0], tokens.k.shape[1]
     k, v = tokens.k[item], tokens.v[item]
     to_k, to_v = grads.k[item * num_keys :], grads.v[item * num_keys :]
     load_queries(tile, tiles, tokens.q[item], scratch)
     _load_gradients(tile, item, tiles, options.normalize, results, scratch)
-    if options.softmax:
+    if softmax is not None:
         score_as_powers(tile, item, tiles, tokens, magnitudes[at:], scratch)
     shift = (batch - 1 - item) * num_keys + item * (grads.k.shape[0] // batch - num_keys)
     _find_targets(tile, tiles, targets, num_keys, shift, backward.targets)
     backward.grad_query_lanes[:] = 0
     _differentiate_together(
-        tile, tiles, options, k, v, weights[at:], magnitudes[at:], backward.grad_weights[at:],
+        tile, tiles, linear, softmax, options, k, v, weights[at:], magnitudes[at:], backward.grad_weights[at:],
         backward.grad_magnitudes[at:], to_k, to_v, scratch, backward,
     )  # fmt: skip
     to_rows = backward.grad_query_rows.ctypes.data
     row_vectors.lanes_to_rows(backward.grad_query_lanes.ctypes.data, grads.k.shape[1], to_rows)
     _differentiate_alone(
-        tile, tiles, options, k, v, weights[at:], magnitudes[at:], backward.grad_weights[at:],
+        tile, tiles, linear, softmax, options, k, v, weights[at:], magnitudes[at:], backward.grad_weights[at:],
         backward.grad_magnitudes[at:], to_k, to_v, scratch, backward,
     )  # fmt: skip
     _write(tile, tiles, backward.grad_query_rows, grads.q[item])
 
 
-@njit(**EXACT)
-def _backward_block(
-    block, tiles, source, tokens, options, wants_source, results, schedule, scratch, backward_scratch, numbering,
-    source_grads, grads,
-):  # fmt: skip
-    """The tiles of one block."""
-    own, more = scratch_of(scratch, block), _backward_scratch_of(backward_scratch, block)
-    tables, separate = numbering_of(numbering, block), options.separate_magnitudes
-    first, last = schedule.blocks[block], schedule.blocks[block + 1]
-    for chunk in range(first, last, schedule.together):
-        end = min(chunk + schedule.together, last)
-        count = (tiles.starts[end] - tiles.starts[chunk]) * LANES
-        for head in range(source.num_heads):
-            weights, magnitudes = weights_of(chunk, end, head, tiles, source, separate, tables, own)
-            more.grad_weights[:count] = 0
-            if separate:
-                more.grad_magnitudes[:count] = 0
-            for item in range(head, tokens.q.shape[0], source.num_heads):
-                for tile in range(chunk, end):
-                    at = (tiles.starts[tile] - tiles.starts[chunk]) * LANES
-                    _differentiate_tile(
-                        tile, at, item, tiles, tokens, options, results, weights, magnitudes, schedule.targets, grads,
-                        own, more,
-                    )  # fmt: skip
-            if wants_source:
-                spread(chunk, end, head, block, tiles, source, separate, tables, own, more, source_grads)
-
-
 def _backward(
-    tiles, kind, num_heads, packed, entries, features, tokens, options, wants_source, results, schedule, scratch,
-    backward_scratch, numbering, source_grads, grads,
+    start_block, stop_block, tiles, num_heads, packed, entries, features, tokens, linear, softmax, options,
+    wants_source, results, schedule, scratch, backward_scratch, numbering, source_grads, grads,
 ):  # fmt: skip
-    """Gradients of tokens, and of what weights are made of where that is wanted."""
-    for block in prange(schedule.blocks.shape[0] - 1):
-        source = Source(kind, num_heads, packed, entries, features)
-        _backward_block(
-            block, tiles, source, tokens, options, wants_source, results, schedule, scratch, backward_scratch,
-            numbering, source_grads, grads,
-        )  # fmt: skip
+    """Gradients of tokens, and of what weights are made of where that is wanted; arguments as those of `_forward`."""
+    for block in range(start_block, stop_block):
+        own, more = scratch_of(scratch, block), _backward_scratch_of(backward_scratch, block)
+        tables, separate = numbering_of(numbering, block), options.separate_magnitudes
+        first, last = schedule.blocks[block], schedule.blocks[block + 1]
+        for chunk in range(first, last, schedule.together):
+            end = min(chunk + schedule.together, last)
+            count = (tiles.starts[end] - tiles.starts[chunk]) * LANES
+            for head in range(num_heads):
+                weights, magnitudes = weights_of(
+                    chunk, end, head, tiles, packed, entries, features, separate, tables, own
+                )
+                more.grad_weights[:count] = 0
+                if separate:
+                    more.grad_magnitudes[:count] = 0
+                for item in range(head, tokens.q.shape[0], num_heads):
+                    for tile in range(chunk, end):
+                        at = (tiles.starts[tile] - tiles.starts[chunk]) * LANES
+                        _differentiate_tile(
+                            tile, at, item, tiles, tokens, linear, softmax, options, results, weights, magnitudes,
+                            schedule.targets, grads, own, more,
+                        )  # fmt: skip
+                if wants_source:
+                    spread(chunk, end, head, block, tiles, entries, features, separate, tables, own, more, source_grads)
 
 
 def _share_keys(blocks, tiles, num_keys, targets, shared):
@@ -223,10 +216,10 @@ def _share_keys(blocks, tiles, num_keys, targets, shared):
     return count
 
 
-def _fold(shared, num_keys, batch, sums):
+def _fold(start_block, stop_block, shared, num_keys, batch, sums):
     """Add the rows of shared keys, which are behind those of all keys of the batch, to the rows of these keys."""
     pieces = sums.shape[1] // LANES
-    for piece in prange(batch * pieces):
+    for piece in range(start_block, stop_block):
         b, at = piece // pieces, piece % pieces * LANES
         for p in range(shared.shape[0]):
             row = batch * num_keys + b * shared.shape[0] + p
@@ -234,5 +227,5 @@ def _fold(shared, num_keys, batch, sums):
                 sums[b * num_keys + shared[p], a] += sums[row, a]
 
 
-share_kernel, fold_kernel = Kernel(_share_keys, threads=False), Kernel(_fold)
-backward_kernel = Kernel(_backward)
+share_kernel, fold_kernel = Kernel(_share_keys), BlockKernel(_fold)
+backward_kernel = BlockKernel(_backward)

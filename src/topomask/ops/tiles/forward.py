@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import numpy as np
-from numba import njit, prange
+import torch
+from numba import njit
 
-from topomask.ops.backend import EXACT, Kernel
+from topomask.ops.backend import EXACT, BlockKernel
 from topomask.ops.llvm import KEYS
 from topomask.ops.pair_attention import LANES
+from topomask.ops.quotient import smallest_total
 from topomask.ops.tiles import row_vectors, vectors
 from topomask.ops.tiles.powers import hide_keys, to_powers
-from topomask.ops.tiles.records import Scratch, Source
+from topomask.ops.tiles.records import Scratch
 from topomask.ops.tiles.weights import numbering_of, weights_of
+
+SMALLEST_TOTAL = np.float32(smallest_total(torch.float32))
 
 
 @njit(**EXACT)
@@ -140,39 +144,38 @@ def _write(tile, tiles, normalize, scratch, out, denominator):
         denominator[i] = total
         factor = np.float32(1)
         if normalize:
-            factor = 1 / total if total != 0 else np.float32(0)
+            factor = np.float32(0) if abs(total) <= SMALLEST_TOTAL else 1 / total
         for d in range(out.shape[1]):
             out[i, d] = scratch.value_rows[r * padded_value_dim + d] * factor
 
 
-@njit(**EXACT)
-def _forward_block(block, tiles, source, tokens, options, schedule, scratch, numbering, out, denominator):
-    """The tiles of one block."""
-    own, tables = scratch_of(scratch, block), numbering_of(numbering, block)
-    first, last = schedule.blocks[block], schedule.blocks[block + 1]
-    for chunk in range(first, last, schedule.together):
-        end = min(chunk + schedule.together, last)
-        for head in range(source.num_heads):
-            weights, magnitudes = weights_of(chunk, end, head, tiles, source, options.separate_magnitudes, tables, own)
-            for item in range(head, tokens.q.shape[0], source.num_heads):
-                for tile in range(chunk, end):
-                    at = (tiles.starts[tile] - tiles.starts[chunk]) * LANES
-                    load_queries(tile, tiles, tokens.q[item], own)
-                    if options.softmax:
-                        _attend_softmax(tile, item, tiles, tokens, weights[at:], magnitudes[at:], own)
-                    else:
-                        k, v = tokens.k[item], tokens.v[item]
-                        _attend_linear(tile, tiles, k, v, weights[at:], magnitudes[at:], own)
-                    _write(tile, tiles, options.normalize, own, out[item], denominator[item])
-
-
 def _forward(
-    tiles, kind, num_heads, packed, entries, features, tokens, options, schedule, scratch, numbering, out, denominator
-):
-    """Attention [G, R, D] and its denominator [G, R]."""
-    for block in prange(schedule.blocks.shape[0] - 1):
-        source = Source(kind, num_heads, packed, entries, features)
-        _forward_block(block, tiles, source, tokens, options, schedule, scratch, numbering, out, denominator)
+    start_block, stop_block, tiles, num_heads, packed, entries, features, tokens, linear, softmax, options, schedule,
+    scratch, numbering, out, denominator,
+):  # fmt: skip
+    """Attention [G, R, D] and its denominator [G, R].
+
+    Of ``linear`` and ``softmax`` one is True and the other None, whose branch Numba does not compile.
+    """
+    for block in range(start_block, stop_block):
+        own, tables = scratch_of(scratch, block), numbering_of(numbering, block)
+        first, last = schedule.blocks[block], schedule.blocks[block + 1]
+        for chunk in range(first, last, schedule.together):
+            end = min(chunk + schedule.together, last)
+            for head in range(num_heads):
+                weights, magnitudes = weights_of(
+                    chunk, end, head, tiles, packed, entries, features, options.separate_magnitudes, tables, own
+                )
+                for item in range(head, tokens.q.shape[0], num_heads):
+                    for tile in range(chunk, end):
+                        at = (tiles.starts[tile] - tiles.starts[chunk]) * LANES
+                        load_queries(tile, tiles, tokens.q[item], own)
+                        if softmax is not None:
+                            _attend_softmax(tile, item, tiles, tokens, weights[at:], magnitudes[at:], own)
+                        if linear is not None:
+                            k, v = tokens.k[item], tokens.v[item]
+                            _attend_linear(tile, tiles, k, v, weights[at:], magnitudes[at:], own)
+                        _write(tile, tiles, options.normalize, own, out[item], denominator[item])
 
 
-forward_kernel = Kernel(_forward)
+forward_kernel = BlockKernel(_forward)

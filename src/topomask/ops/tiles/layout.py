@@ -6,12 +6,15 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from numba import njit, prange
+from numba import njit
 from torch import Tensor
 
-from topomask.ops.backend import EXACT, Kernel, arrays
+from topomask.ops import segments
+from topomask.ops.backend import EXACT, BlockKernel, Kernel, arrays
 from topomask.ops.llvm import KEYS
 from topomask.ops.pair_attention import LANES, MIN_LANES
+from topomask.ops.sorting import sort
+from topomask.ops.sparse_product import check_rows
 from topomask.ops.tiles.records import Tiles
 
 # Neighbours of a node that are looked at when nodes are put into groups.
@@ -154,78 +157,67 @@ def _bit_count(bits):
     return count
 
 
-@njit(**EXACT)
-def _count_block(block, structure, order, min_lanes, blocks, counts):
-    """What the tiles of one block see."""
-    seen = _make_tables(structure)
-    for tile in range(blocks[block], blocks[block + 1]):
-        num_keys, counts.columns[tile] = _collect(tile, order, structure, seen)
-        together, rest, pairs = 0, 0, 0
-        for k in range(num_keys):
-            lanes = _bit_count(seen.key_bits[seen.keys[k]])
-            pairs += lanes
-            if lanes >= min_lanes:
-                together += 1
-            else:
-                rest += lanes
-            seen.key_bits[seen.keys[k]] = 0
-        counts.together[tile] = (together + KEYS - 1) // KEYS * KEYS
-        counts.alone[tile], counts.rest[tile], counts.pairs[tile] = num_keys - together, rest, pairs
-
-
-def _count_tiles(structure, order, min_lanes, blocks, counts):
+def _count_tiles(start_block, stop_block, structure, order, min_lanes, blocks, counts):
     """What every tile sees."""
-    for block in prange(blocks.shape[0] - 1):
-        _count_block(block, structure, order, min_lanes, blocks, counts)
+    for block in range(start_block, stop_block):
+        seen = _make_tables(structure)
+        for tile in range(blocks[block], blocks[block + 1]):
+            num_keys, counts.columns[tile] = _collect(tile, order, structure, seen)
+            together, rest, pairs = 0, 0, 0
+            for k in range(num_keys):
+                lanes = _bit_count(seen.key_bits[seen.keys[k]])
+                pairs += lanes
+                if lanes >= min_lanes:
+                    together += 1
+                else:
+                    rest += lanes
+                seen.key_bits[seen.keys[k]] = 0
+            counts.together[tile] = (together + KEYS - 1) // KEYS * KEYS
+            counts.alone[tile], counts.rest[tile], counts.pairs[tile] = num_keys - together, rest, pairs
 
 
-@njit(**EXACT)
-def _fill_block(block, structure, min_lanes, blocks, rest_starts, tiles, slots):
-    """The tiles of one block."""
-    order, starts, ends, keys, rest_ptr, rest, num_rows = tiles
-    seen, key_slots = _make_tables(structure), np.empty(structure.num_keys, np.int32)
-    for tile in range(blocks[block], blocks[block + 1]):
-        num_keys, _ = _collect(tile, order, structure, seen)
-        found = seen.keys[:num_keys]
-        found.sort()
-        place, alone = starts[tile], ends[tile]
-        for key in found:
-            if _bit_count(seen.key_bits[key]) >= min_lanes:
-                key_slots[key], keys[place] = place - starts[tile], key
-                place += 1
-            else:
-                key_slots[key], keys[alone] = alone - starts[tile], key
-                alone += 1
-        for k in range(place, ends[tile]):
-            keys[k] = keys[starts[tile]]
-        p = rest_starts[tile]
-        for r in range(LANES):
-            rest_ptr[tile * LANES + r] = p
-            for k in range(ends[tile], starts[tile + 1]):
-                if seen.key_bits[keys[k]] >> r & 1:
-                    rest[p] = k - starts[tile]
-                    p += 1
-        if slots.shape[0] > 0:
-            for r in range(min(LANES, num_rows - tile * LANES)):
-                i = order[tile * LANES + r]
-                for p in range(structure.row_ptr[i], structure.row_ptr[i + 1]):
-                    slots[p] = key_slots[structure.columns[p]] * LANES + r
-        for key in found:
-            seen.key_bits[key] = 0
-
-
-def _fill_tiles(structure, min_lanes, blocks, rest_starts, tiles, slots):
+def _fill_tiles(start_block, stop_block, structure, min_lanes, blocks, rest_starts, tiles, slots):
     """Keys of every tile, pairs that are taken alone, and the slots of the entries of a pattern."""
-    for block in prange(blocks.shape[0] - 1):
-        _fill_block(block, structure, min_lanes, blocks, rest_starts, tiles, slots)
+    for block in range(start_block, stop_block):
+        order, starts, ends, keys, rest_ptr, rest, num_rows = tiles
+        seen, key_slots = _make_tables(structure), np.empty(structure.num_keys, np.int32)
+        for tile in range(blocks[block], blocks[block + 1]):
+            num_keys, _ = _collect(tile, order, structure, seen)
+            found = seen.keys[:num_keys]
+            sort(found)
+            place, alone = starts[tile], ends[tile]
+            for key in found:
+                if _bit_count(seen.key_bits[key]) >= min_lanes:
+                    key_slots[key], keys[place] = place - starts[tile], key
+                    place += 1
+                else:
+                    key_slots[key], keys[alone] = alone - starts[tile], key
+                    alone += 1
+            for k in range(place, ends[tile]):
+                keys[k] = keys[starts[tile]]
+            p = rest_starts[tile]
+            for r in range(LANES):
+                rest_ptr[tile * LANES + r] = p
+                for k in range(ends[tile], starts[tile + 1]):
+                    if seen.key_bits[keys[k]] >> r & 1:
+                        rest[p] = k - starts[tile]
+                        p += 1
+            if slots.shape[0] > 0:
+                for r in range(min(LANES, num_rows - tile * LANES)):
+                    i = order[tile * LANES + r]
+                    for p in range(structure.row_ptr[i], structure.row_ptr[i + 1]):
+                        slots[p] = key_slots[structure.columns[p]] * LANES + r
+            for key in found:
+                seen.key_bits[key] = 0
 
 
-_order_kernel = Kernel(_order_nodes, threads=False)
-_count_kernel, _fill_kernel = Kernel(_count_tiles), Kernel(_fill_tiles)
+_order_kernel = Kernel(_order_nodes)
+_count_kernel, _fill_kernel = BlockKernel(_count_tiles), BlockKernel(_fill_tiles)
 
 
 def order_nodes(row_ptr: Tensor, columns: Tensor) -> Tensor:
     """The nodes of a graph in groups of 16 that are close to each other, [N], int32."""
+    segments.check_once(check_rows, (row_ptr, columns), len(row_ptr) - 1)
     order = np.empty(len(row_ptr) - 1, np.int32)
     _order_kernel(*arrays(row_ptr, columns), order)
     return torch.from_numpy(order)
@@ -256,11 +248,13 @@ def make_layout(
         key_ptr, key_rows = arrays(column_ptr, rows)
     query_ptr, query_columns = arrays(row_ptr, columns)
     structure = _Structure(query_ptr, query_columns, key_ptr, key_rows, num_keys, len(key_ptr))
+    if order is not None:
+        segments.check_permutation("order", order, num_rows)
     in_order = np.arange(num_rows, dtype=np.int32) if order is None else order.to(torch.int32).numpy()
     lanes = np.ascontiguousarray(in_order[np.minimum(np.arange(num_tiles * LANES), num_rows - 1)])
     blocks = np.linspace(0, num_tiles, max(1, torch.get_num_threads()) + 1).astype(np.int64)
     counts = _Counts(*np.zeros((5, num_tiles), np.int64))
-    _count_kernel(structure, lanes, MIN_LANES, blocks, counts)
+    _count_kernel(len(blocks) - 1, structure, lanes, MIN_LANES, blocks, counts)
     starts, rest_starts = (_pointers(sizes) for sizes in (counts.together + counts.alone, counts.rest))
     tiles = Tiles(
         order=lanes,
@@ -272,7 +266,7 @@ def make_layout(
         num_rows=num_rows,
     )
     slots = np.zeros(len(columns) if column_ptr is None else 0, np.int32)
-    _fill_kernel(structure, MIN_LANES, blocks, rest_starts, tiles, slots)
+    _fill_kernel(len(blocks) - 1, structure, MIN_LANES, blocks, rest_starts, tiles, slots)
     return Layout(
         tiles,
         slots,

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import numpy as np
+import torch
 from numba import njit
 
 from topomask.ops.backend import EXACT, FAST
-from topomask.ops.pair_attention import LANES, LARGEST_EXPONENT, LOWEST, MAX_EXPONENT
+from topomask.ops.pair_attention import LANES, LOWEST, MAX_EXPONENT, largest_exponent
 
 _LOWEST = np.float32(LOWEST)
+_LARGEST_EXPONENT = np.float32(largest_exponent(torch.float32))
+_LOWEST_LOG = np.float32(-0.5) * _LARGEST_EXPONENT
 
 
 @njit(**FAST)
@@ -51,16 +54,18 @@ def to_powers(count, magnitudes, scratch):
         for r in range(LANES):
             x = c * LANES + r
             # The exponent of a magnitude is its logarithm but for a factor of 2, which is enough: the shift cancels.
-            height = scores[x] + np.float32(0.6931472) * np.float32(((patterns[x] & 0x7FFFFFFF) >> 23) - 126)
+            log = np.float32(0.6931472) * np.float32(((patterns[x] & 0x7FFFFFFF) >> 23) - 126)
             if magnitudes[x] != 0:
-                tops[r] = max(tops[r], height)
+                tops[r] = max(tops[r], scores[x] + max(log, _LOWEST_LOG))
                 caps[r] = max(caps[r], abs(magnitudes[x]))
     for r in range(LANES):
         tops[r] = tops[r] if tops[r] > np.float32(0.9) * _LOWEST else 0
-        caps[r] = min(MAX_EXPONENT - np.log(caps[r]), LARGEST_EXPONENT) if caps[r] > 0 else 0
+        caps[r] = min(MAX_EXPONENT - np.log(caps[r]), -_LOWEST_LOG) if caps[r] > 0 else 0
     for c in range(count):
         for r in range(LANES):
-            scores[c * LANES + r] = min(scores[c * LANES + r] - tops[r], caps[r])
+            x = c * LANES + r
+            exponent = scores[x] - tops[r]
+            scores[x] = min(exponent, caps[r]) if magnitudes[x] == 0 else exponent
     _exponentials(scores, scratch.bits, count * LANES)
 
 

@@ -23,7 +23,6 @@ class Tokens(NamedTuple):
 class Options(NamedTuple):
     """How to attend."""
 
-    softmax: bool
     normalize: bool
     separate_magnitudes: bool  # whether the normaliser takes other numbers than the weights
 
@@ -97,25 +96,25 @@ class Features(NamedTuple):
     key_magnitudes: np.ndarray
 
 
-# Where weights come from: packed before, entries of a pattern, or products of features.
-PACKED, ENTRIES, FEATURES = 0, 1, 2
-
-
 class Source(NamedTuple):
-    """Where the weights of tiles come from; what its kind does not need is empty."""
+    """Where the weights of tiles come from: one of three. Numba does not compile what is behind ``is not None``."""
 
-    kind: int
     num_heads: int
-    packed: Packed
-    entries: Entries
-    features: Features
+    packed: Packed | None = None
+    entries: Entries | None = None
+    features: Features | None = None
 
 
-class SourceGradients(NamedTuple):
-    """Gradients of what weights are made of; those of keys with one summand per block of tiles."""
+class EntryGradients(NamedTuple):
+    """Gradients of the entries of a pattern."""
 
-    entry_values: np.ndarray  # [V, P]
-    entry_magnitudes: np.ndarray
+    values: np.ndarray  # [V, P]
+    magnitudes: np.ndarray
+
+
+class FeatureGradients(NamedTuple):
+    """Gradients of features; those of keys with one summand per block of tiles."""
+
     query_values: np.ndarray  # [V, P_q]
     query_magnitudes: np.ndarray
     key_values: np.ndarray  # [blocks, V, P_k]
@@ -123,7 +122,7 @@ class SourceGradients(NamedTuple):
 
 
 class Numbering(NamedTuple):
-    """Tables for numbering the columns of features and the keys that a tile sees; empty without features."""
+    """Tables for numbering the columns of features and the keys that a tile sees."""
 
     column_slots: np.ndarray  # [blocks, C], -1 for columns that are not seen
     seen_columns: np.ndarray  # [blocks, max_columns]

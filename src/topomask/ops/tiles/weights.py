@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from numba import njit, prange
+from numba import njit
 
-from topomask.ops.backend import EXACT, Kernel
+from topomask.ops.backend import EXACT, BlockKernel
 from topomask.ops.pair_attention import LANES
 from topomask.ops.tiles import vectors
-from topomask.ops.tiles.records import ENTRIES, FEATURES, PACKED, Numbering
+from topomask.ops.tiles.records import Numbering
 
 
 @njit(**EXACT)
 def numbering_of(numbering, block):
-    """The tables of one block."""
+    """The tables of one block, where there are any."""
+    if numbering is None:
+        return None
     return Numbering(numbering.column_slots[block], numbering.seen_columns[block], numbering.key_slots[block])
 
 
@@ -66,39 +68,38 @@ def _fill_features(tile, tiles, features, query_values, key_values, numbering, l
 
 
 @njit(**EXACT)
-def _fill(first, end, head, tiles, source, separate_magnitudes, numbering, scratch):
+def _fill(first, end, head, tiles, entries, features, separate_magnitudes, numbering, scratch):
     """Weights and magnitudes [keys, 16] of some tiles, one after the other, from entries or features."""
-    weights, magnitudes = scratch.weights, scratch.magnitudes
-    entries, features, lanes = source.entries, source.features, scratch.feature_lanes
+    weights, magnitudes, lanes = scratch.weights, scratch.magnitudes, scratch.feature_lanes
     count = (tiles.starts[end] - tiles.starts[first]) * LANES
     weights[:count] = 0
     if separate_magnitudes:
         magnitudes[:count] = 0
     for tile in range(first, end):
         at = (tiles.starts[tile] - tiles.starts[first]) * LANES
-        if source.kind == ENTRIES:
+        if entries is not None:
             _fill_entries(tile, tiles, entries, entries.values[head], weights[at:])
             if separate_magnitudes:
                 _fill_entries(tile, tiles, entries, entries.magnitudes[head], magnitudes[at:])
-            continue
-        _number_keys(tile, tiles, numbering)
-        query, key = features.query_values[head], features.key_values[head]
-        _fill_features(tile, tiles, features, query, key, numbering, lanes, weights[at:])
-        if separate_magnitudes:
-            query, key = features.query_magnitudes[head], features.key_magnitudes[head]
-            _fill_features(tile, tiles, features, query, key, numbering, lanes, magnitudes[at:])
+        if features is not None:
+            _number_keys(tile, tiles, numbering)
+            query, key = features.query_values[head], features.key_values[head]
+            _fill_features(tile, tiles, features, query, key, numbering, lanes, weights[at:])
+            if separate_magnitudes:
+                query, key = features.query_magnitudes[head], features.key_magnitudes[head]
+                _fill_features(tile, tiles, features, query, key, numbering, lanes, magnitudes[at:])
 
 
 @njit(**EXACT)
-def weights_of(first, end, head, tiles, source, separate_magnitudes, numbering, scratch):
+def weights_of(first, end, head, tiles, packed, entries, features, separate_magnitudes, numbering, scratch):
     """Weights and magnitudes [keys, 16] of some tiles and one head; the former are the latter where they are one."""
-    if source.kind == PACKED:
+    if packed is not None:
         begin, stop = tiles.starts[first] * LANES, tiles.starts[end] * LANES
-        weights = source.packed.weights[head][begin:stop]
+        weights = packed.weights[head][begin:stop]
         if separate_magnitudes:
-            return weights, source.packed.magnitudes[head][begin:stop]
+            return weights, packed.magnitudes[head][begin:stop]
         return weights, weights
-    _fill(first, end, head, tiles, source, separate_magnitudes, numbering, scratch)
+    _fill(first, end, head, tiles, entries, features, separate_magnitudes, numbering, scratch)
     if separate_magnitudes:
         return scratch.weights, scratch.magnitudes
     return scratch.weights, scratch.weights
@@ -135,18 +136,17 @@ def _spread_features(
 
 
 @njit(**EXACT)
-def spread(first, end, head, block, tiles, source, separate_magnitudes, numbering, scratch, backward, grads):
+def spread(first, end, head, block, tiles, entries, features, separate_magnitudes, numbering, scratch, backward, grads):
     """Gradients of what the weights of some tiles are made of, the derivative of `weights_of`."""
-    entries, features = source.entries, source.features
     lanes, grad_lanes = scratch.feature_lanes, backward.grad_feature_lanes
     for tile in range(first, end):
         at = (tiles.starts[tile] - tiles.starts[first]) * LANES
         grad_weights, grad_magnitudes = backward.grad_weights[at:], backward.grad_magnitudes[at:]
-        if source.kind == ENTRIES:
-            _spread_entries(tile, tiles, entries, grad_weights, grads.entry_values[head])
+        if entries is not None:
+            _spread_entries(tile, tiles, entries, grad_weights, grads.values[head])
             if separate_magnitudes:
-                _spread_entries(tile, tiles, entries, grad_magnitudes, grads.entry_magnitudes[head])
-        elif source.kind == FEATURES:
+                _spread_entries(tile, tiles, entries, grad_magnitudes, grads.magnitudes[head])
+        if features is not None:
             _number_keys(tile, tiles, numbering)
             _spread_features(
                 tile, tiles, features, features.query_values[head], features.key_values[head], numbering, lanes,
@@ -159,25 +159,21 @@ def spread(first, end, head, block, tiles, source, separate_magnitudes, numberin
                 )  # fmt: skip
 
 
-@njit(**EXACT)
-def _pack_block(block, tiles, features, separate_magnitudes, blocks, feature_lanes, numbering, packed):
-    """Weights of the tiles of one block."""
-    tables, lanes = numbering_of(numbering, block), feature_lanes[block]
-    for tile in range(blocks[block], blocks[block + 1]):
-        first, last = tiles.starts[tile] * LANES, tiles.starts[tile + 1] * LANES
-        _number_keys(tile, tiles, tables)
-        for head in range(packed.weights.shape[0]):
-            query, key = features.query_values[head], features.key_values[head]
-            _fill_features(tile, tiles, features, query, key, tables, lanes, packed.weights[head][first:last])
-            if separate_magnitudes:
-                query, key = features.query_magnitudes[head], features.key_magnitudes[head]
-                _fill_features(tile, tiles, features, query, key, tables, lanes, packed.magnitudes[head][first:last])
-
-
-def _pack(tiles, features, separate_magnitudes, blocks, feature_lanes, numbering, packed):
+def _pack(start_block, stop_block, tiles, features, separate_magnitudes, blocks, feature_lanes, numbering, packed):
     """Packed weights of all tiles, which are 0 before, from features."""
-    for block in prange(blocks.shape[0] - 1):
-        _pack_block(block, tiles, features, separate_magnitudes, blocks, feature_lanes, numbering, packed)
+    for block in range(start_block, stop_block):
+        tables, lanes = numbering_of(numbering, block), feature_lanes[block]
+        for tile in range(blocks[block], blocks[block + 1]):
+            first, last = tiles.starts[tile] * LANES, tiles.starts[tile + 1] * LANES
+            _number_keys(tile, tiles, tables)
+            for head in range(packed.weights.shape[0]):
+                query, key = features.query_values[head], features.key_values[head]
+                _fill_features(tile, tiles, features, query, key, tables, lanes, packed.weights[head][first:last])
+                if separate_magnitudes:
+                    query, key = features.query_magnitudes[head], features.key_magnitudes[head]
+                    _fill_features(
+                        tile, tiles, features, query, key, tables, lanes, packed.magnitudes[head][first:last]
+                    )
 
 
-pack_kernel = Kernel(_pack)
+pack_kernel = BlockKernel(_pack)

@@ -91,6 +91,7 @@ _product_op = Op(
     lambda arguments: arguments.x.new_empty(arguments.x.shape),
     gradients=("spectrum", "x"),
     backward_kernel=_product_backward,
+    items=("x",),
 )
 _attend_op = Op(
     "toeplitz_attend",
@@ -99,6 +100,7 @@ _attend_op = Op(
     lambda arguments: arguments.v.new_empty(arguments.v.shape),
     gradients=("spectrum", "q", "k", "v"),
     backward_kernel=_attend_backward,
+    items=("q", "k", "v"),
 )
 
 

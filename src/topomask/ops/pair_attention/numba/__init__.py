@@ -14,11 +14,12 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from topomask.ops import segments, tiles
 from topomask.ops.backend import arrays, by_head, row_blocks
-from topomask.ops.pair_attention import LANES, MIN_ENTRIES_PER_ROW, Attention
+from topomask.ops.pair_attention import LANES, MIN_ENTRIES_PER_ROW, Attention, largest_exponent
 from topomask.ops.pair_attention.numba import rows
+from topomask.ops.quotient import smallest_total
 from topomask.ops.sparse_product import Pattern, row_order
 from topomask.ops.tiles.layout import Layout, make_layout
-from topomask.ops.tiles.records import Source, Tokens
+from topomask.ops.tiles.records import EntryGradients, Source, Tokens
 
 _SAMPLED_TILES = 16
 
@@ -71,7 +72,8 @@ def _arguments(attention: Attention) -> tuple[rows.Entries, Tokens, rows.Options
         by_head(values),
         by_head(values if magnitudes is None else magnitudes),
     )
-    return entries, tiles.as_tokens(q, k, v, is_key), rows.Options(softmax, absolute, normalize, separate)
+    bounds = largest_exponent(q.dtype), smallest_total(q.dtype)
+    return entries, tiles.as_tokens(q, k, v, is_key), rows.Options(softmax, absolute, normalize, separate, *bounds)
 
 
 def _max_entries(ptr: Tensor) -> int:
@@ -88,11 +90,12 @@ def pair_attention(attention: Attention) -> tuple[Tensor, Tensor]:
     out, totals = q.new_empty(*q.shape[:2], v.shape[2]), q.new_empty(q.shape[:2])
     entries, tokens, options = _arguments(attention)
     is_linear = not attention.softmax and not attention.absolute
+    starts = row_blocks(row_ptr)
     if is_linear and q.dtype == torch.float32 and entries.columns.dtype == np.int32:
-        rows.forward_linear_kernel(entries, tokens, options.normalize, row_blocks(row_ptr), *arrays(out, totals))
+        rows.forward_linear_kernel(len(starts) - 1, entries, tokens, options, starts, *arrays(out, totals))
     else:
         max_entries = _max_entries(row_ptr)
-        rows.forward_kernel(entries, tokens, options, max_entries, row_blocks(row_ptr), *arrays(out, totals))
+        rows.forward_kernel(len(starts) - 1, entries, tokens, options, max_entries, starts, *arrays(out, totals))
     return out, totals
 
 
@@ -114,12 +117,14 @@ def pair_attention_backward(
     slopes = rows.Slopes(
         *arrays(q.new_empty(shape), q.new_empty(shape if attention.absolute else (0, 0)), q.new_empty(shape))
     )
+    starts = row_blocks(pattern.row_ptr)
     rows.rows_kernel(
+        len(starts) - 1,
         entries,
         tokens,
         options,
         _max_entries(pattern.row_ptr),
-        row_blocks(pattern.row_ptr),
+        starts,
         *arrays(grad, *outputs),
         by_head(grad_values),
         by_head(grad_magnitudes),
@@ -127,12 +132,14 @@ def pair_attention_backward(
         slopes,
     )
     if {"k", "v"} & set(wanted):
+        starts = row_blocks(pattern.column_ptr)
         rows.columns_kernel(
+            len(starts) - 1,
             rows.Columns(*arrays(pattern.column_ptr, pattern.rows, pattern.order)),
             tokens,
             attention.absolute,
             _max_entries(pattern.column_ptr),
-            row_blocks(pattern.column_ptr),
+            starts,
             *arrays(grad),
             slopes,
             *arrays(grad_k, grad_v),
@@ -147,8 +154,9 @@ def _differentiate_tiles(
     found = tiles.backward(*_tiled(layout, attention), outputs, grad, wants_entries)
     grads = {"q": found.q, "k": found.k, "v": found.v}
     if wants_entries:
+        assert isinstance(found.source, EntryGradients)
         shape = attention.values.shape
-        grads["values"] = torch.from_numpy(found.source.entry_values).view(shape)
+        grads["values"] = torch.from_numpy(found.source.values).view(shape)
         if attention.magnitudes is not None:
-            grads["magnitudes"] = torch.from_numpy(found.source.entry_magnitudes).view(shape)
+            grads["magnitudes"] = torch.from_numpy(found.source.magnitudes).view(shape)
     return grads

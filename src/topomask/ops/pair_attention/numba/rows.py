@@ -9,10 +9,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit, prange
+from numba import njit
 
-from topomask.ops.backend import EXACT, FAST, Kernel
-from topomask.ops.pair_attention import LARGEST_EXPONENT, LOWEST, MAX_EXPONENT
+from topomask.ops.backend import EXACT, FAST, BlockKernel
+from topomask.ops.pair_attention import LOWEST, MAX_EXPONENT
 from topomask.ops.tiles import row_vectors
 
 
@@ -40,6 +40,8 @@ class Options(NamedTuple):
     absolute: bool
     normalize: bool
     separate_magnitudes: bool
+    largest_exponent: float
+    smallest_total: float
 
 
 class Slopes(NamedTuple):
@@ -86,21 +88,22 @@ def _score_row(first, end, columns, q, k, absolute, scores):
 
 
 @njit(**EXACT)
-def _to_powers(first, end, columns, magnitudes, is_key, scores):
+def _to_powers(first, end, columns, magnitudes, is_key, largest_exponent, scores):
     """exp(score - shift) in place, where the shift makes the largest power times magnitude 1."""
-    top, largest = LOWEST, 0.0
+    top, largest = LOWEST, LOWEST
     for p in range(first, end):
         if is_key.shape[0] > 0 and not is_key[columns[p]]:
             scores[p - first] = LOWEST
         if magnitudes[p] != 0:
-            top = max(top, scores[p - first] + np.log(abs(magnitudes[p])))
-            largest = max(largest, abs(magnitudes[p]))
+            log = np.log(abs(magnitudes[p]))
+            top = max(top, scores[p - first] + max(log, -0.5 * largest_exponent))
+            largest = max(largest, log)
     if top < 0.9 * LOWEST:
         top = 0.0
-    # The reference cuts exponents after it has brought the largest magnitude to 1.
-    cap = min(MAX_EXPONENT - np.log(largest), LARGEST_EXPONENT) if largest > 0 else 0.0
+    cap = min(MAX_EXPONENT - largest, 0.5 * largest_exponent)
     for p in range(first, end):
-        scores[p - first] = np.exp(min(scores[p - first] - top, cap))
+        exponent = scores[p - first] - top
+        scores[p - first] = np.exp(min(exponent, cap) if magnitudes[p] == 0 else exponent)
 
 
 @njit(**FAST)
@@ -129,44 +132,40 @@ def _keys_of(tokens, item):
     return tokens.is_key[item] if tokens.is_key.shape[0] > 0 else tokens.is_key[:0, 0]
 
 
-@njit(**FAST)
-def _forward_block(block, entries, tokens, options, max_entries, starts, out, totals):
-    """Rows of one block."""
-    row_ptr, columns = entries.row_ptr, entries.columns
-    num_heads, value_dim = entries.values.shape[0], tokens.v.shape[2]
-    one, zero = tokens.q.dtype.type(1), tokens.q.dtype.type(0)
-    scores, absolute_scores = np.empty(max_entries, tokens.q.dtype), np.empty(max_entries, tokens.q.dtype)
-    for item in range(tokens.q.shape[0]):
-        values, magnitudes = entries.values[item % num_heads], entries.magnitudes[item % num_heads]
-        q, k, v = tokens.q[item], tokens.k[item], tokens.v[item]
-        for i in range(starts[block], starts[block + 1]):
-            first, end = row_ptr[i], row_ptr[i + 1]
-            total = zero
-            _score_row(first, end, columns, q[i], k, False, scores)
-            if options.absolute:
-                _score_row(first, end, columns, q[i], k, True, absolute_scores)
-            elif options.softmax:
-                _to_powers(first, end, columns, magnitudes, _keys_of(tokens, item), scores)
-            for p in range(first, end):
-                total += (absolute_scores[p - first] if options.absolute else scores[p - first]) * magnitudes[p]
-                scores[p - first] *= values[p]
-            totals[item, i] = total
-            factor = one
-            if options.normalize:
-                factor = one / total if total != 0 else zero
-            row = out[item, i]
-            _combine(first, end, columns, scores, first, v, row)
-            for d in range(value_dim):
-                row[d] *= factor
-
-
-def _forward(entries, tokens, options, max_entries, starts, out, totals):
+def _forward(start_block, stop_block, entries, tokens, options, max_entries, starts, out, totals):
     """Attention [G, R, D] and its denominator [G, R]."""
-    for block in prange(starts.shape[0] - 1):
-        _forward_block(block, entries, tokens, options, max_entries, starts, out, totals)
+    for block in range(start_block, stop_block):
+        row_ptr, columns = entries.row_ptr, entries.columns
+        num_heads, value_dim = entries.values.shape[0], tokens.v.shape[2]
+        one, zero = tokens.q.dtype.type(1), tokens.q.dtype.type(0)
+        scores, absolute_scores = np.empty(max_entries, tokens.q.dtype), np.empty(max_entries, tokens.q.dtype)
+        for item in range(tokens.q.shape[0]):
+            values, magnitudes = entries.values[item % num_heads], entries.magnitudes[item % num_heads]
+            q, k, v = tokens.q[item], tokens.k[item], tokens.v[item]
+            for i in range(starts[block], starts[block + 1]):
+                first, end = row_ptr[i], row_ptr[i + 1]
+                total = zero
+                _score_row(first, end, columns, q[i], k, False, scores)
+                if options.absolute:
+                    _score_row(first, end, columns, q[i], k, True, absolute_scores)
+                elif options.softmax:
+                    _to_powers(
+                        first, end, columns, magnitudes, _keys_of(tokens, item), options.largest_exponent, scores
+                    )
+                for p in range(first, end):
+                    total += (absolute_scores[p - first] if options.absolute else scores[p - first]) * magnitudes[p]
+                    scores[p - first] *= values[p]
+                totals[item, i] = total
+                factor = one
+                if options.normalize:
+                    factor = zero if abs(total) <= options.smallest_total else one / total
+                row = out[item, i]
+                _combine(first, end, columns, scores, first, v, row)
+                for d in range(value_dim):
+                    row[d] *= factor
 
 
-def _forward_linear(entries, tokens, normalize, starts, out, totals):
+def _forward_linear(start_block, stop_block, entries, tokens, options, starts, out, totals):
     """As `_forward`, for linear attention in float32 with columns of 32 bits."""
     row_ptr, num_heads, num_entries = entries.row_ptr, entries.values.shape[0], entries.values.shape[1]
     batch, num_rows, width = tokens.q.shape
@@ -174,7 +173,7 @@ def _forward_linear(entries, tokens, normalize, starts, out, totals):
     q_at, k_at, v_at = tokens.q.ctypes.data, tokens.k.ctypes.data, tokens.v.ctypes.data
     out_at, columns_at = out.ctypes.data, entries.columns.ctypes.data
     values_at, magnitudes_at = entries.values.ctypes.data, entries.magnitudes.ctypes.data
-    for block in prange(starts.shape[0] - 1):
+    for block in range(start_block, stop_block):
         for item in range(batch):
             head_at = 4 * (item % num_heads) * num_entries
             k_here, v_here = k_at + 4 * item * num_keys * width, v_at + 4 * item * num_keys * value_dim
@@ -188,15 +187,15 @@ def _forward_linear(entries, tokens, normalize, starts, out, totals):
                     out_at + 4 * row * value_dim,
                 )  # fmt: skip
                 totals[item, i] = total
-                if normalize:
-                    factor = 1 / total if total != 0 else np.float32(0)
+                if options.normalize:
+                    factor = np.float32(0) if abs(total) <= options.smallest_total else 1 / total
                     for d in range(value_dim):
                         out[item, i, d] *= factor
 
 
-@njit(**FAST)
-def _backward_block(
-    block,
+def _backward_rows(
+    start_block,
+    stop_block,
     entries,
     tokens,
     options,
@@ -210,74 +209,68 @@ def _backward_block(
     grad_q,
     slopes,
 ):
-    """Rows of one block."""
-    row_ptr, columns = entries.row_ptr, entries.columns
-    num_heads, dtype = entries.values.shape[0], tokens.q.dtype
-    width, value_dim = tokens.q.shape[2], tokens.v.shape[2]
-    one, zero = tokens.q.dtype.type(1), tokens.q.dtype.type(0)
-    scores, absolute_scores = np.empty(max_entries, dtype), np.empty(max_entries, dtype)
-    by_values, by_numerator = np.empty(max_entries, dtype), np.empty(value_dim, dtype)
-    for item in range(tokens.q.shape[0]):
-        head = item % num_heads
-        values, magnitudes = entries.values[head], entries.magnitudes[head]
-        q, k, v = tokens.q[item], tokens.k[item], tokens.v[item]
-        by_score, by_value = slopes.by_score[item], slopes.by_value[item]
-        for i in range(starts[block], starts[block + 1]):
-            first, end = row_ptr[i], row_ptr[i + 1]
-            factor, by_total = one, zero
-            if options.normalize:
-                factor = one / totals[item, i] if totals[item, i] != 0 else zero
-            for d in range(value_dim):
-                by_numerator[d] = grad[item, i, d] * factor
-                by_total -= by_numerator[d] * out[item, i, d]
-            if not options.normalize:
-                by_total = zero
-            _score_row(first, end, columns, q[i], k, False, scores)
-            if options.absolute:
-                _score_row(first, end, columns, q[i], k, True, absolute_scores)
-            elif options.softmax:
-                _to_powers(first, end, columns, magnitudes, _keys_of(tokens, item), scores)
-            _score_row(first, end, columns, by_numerator, v, False, by_values)
-            for p in range(first, end):
-                score, slope = scores[p - first], by_values[p - first]
-                total_score = absolute_scores[p - first] if options.absolute else score
-                if options.separate_magnitudes:
-                    grad_values[head, p] += score * slope
-                    grad_magnitudes[head, p] += total_score * by_total
-                else:
-                    grad_values[head, p] += score * slope + total_score * by_total
-                through_value, through_total = values[p] * slope, magnitudes[p] * by_total
-                if options.absolute:
-                    by_score[p], slopes.by_absolute_score[item, p] = through_value, through_total
-                elif options.softmax:
-                    by_score[p] = (through_value + through_total) * score
-                else:
-                    by_score[p] = through_value + through_total
-                by_value[p] = values[p] * score * factor
-            _combine(first, end, columns, by_score, 0, k, grad_q[item, i])
-            if options.absolute:
-                for p in range(first, end):
-                    j, slope = columns[p], slopes.by_absolute_score[item, p]
-                    for a in range(width):
-                        grad_q[item, i, a] += slope * np.sign(q[i, a]) * abs(k[j, a])
-
-
-def _backward_rows(
-    entries, tokens, options, max_entries, starts, grad, out, totals, grad_values, grad_magnitudes, grad_q, slopes
-):
     """Gradients of values, magnitudes [V, P] and queries; and the slopes that those of keys and values need."""
-    for block in prange(starts.shape[0] - 1):
-        _backward_block(
-            block, entries, tokens, options, max_entries, starts, grad, out, totals, grad_values, grad_magnitudes,
-            grad_q, slopes,
-        )  # fmt: skip
+    for block in range(start_block, stop_block):
+        row_ptr, columns = entries.row_ptr, entries.columns
+        num_heads, dtype = entries.values.shape[0], tokens.q.dtype
+        width, value_dim = tokens.q.shape[2], tokens.v.shape[2]
+        one, zero = tokens.q.dtype.type(1), tokens.q.dtype.type(0)
+        scores, absolute_scores = np.empty(max_entries, dtype), np.empty(max_entries, dtype)
+        by_values, by_numerator = np.empty(max_entries, dtype), np.empty(value_dim, dtype)
+        for item in range(tokens.q.shape[0]):
+            head = item % num_heads
+            values, magnitudes = entries.values[head], entries.magnitudes[head]
+            q, k, v = tokens.q[item], tokens.k[item], tokens.v[item]
+            by_score, by_value = slopes.by_score[item], slopes.by_value[item]
+            for i in range(starts[block], starts[block + 1]):
+                first, end = row_ptr[i], row_ptr[i + 1]
+                factor, by_total = one, zero
+                if options.normalize:
+                    factor = zero if abs(totals[item, i]) <= options.smallest_total else one / totals[item, i]
+                for d in range(value_dim):
+                    by_numerator[d] = grad[item, i, d] * factor
+                    by_total -= by_numerator[d] * out[item, i, d]
+                if not options.normalize:
+                    by_total = zero
+                _score_row(first, end, columns, q[i], k, False, scores)
+                if options.absolute:
+                    _score_row(first, end, columns, q[i], k, True, absolute_scores)
+                elif options.softmax:
+                    _to_powers(
+                        first, end, columns, magnitudes, _keys_of(tokens, item), options.largest_exponent, scores
+                    )
+                _score_row(first, end, columns, by_numerator, v, False, by_values)
+                for p in range(first, end):
+                    score, slope = scores[p - first], by_values[p - first]
+                    total_score = absolute_scores[p - first] if options.absolute else score
+                    if options.separate_magnitudes:
+                        grad_values[head, p] += score * slope
+                        grad_magnitudes[head, p] += total_score * by_total
+                    else:
+                        grad_values[head, p] += score * slope + total_score * by_total
+                    through_value, through_total = values[p] * slope, magnitudes[p] * by_total
+                    if options.absolute:
+                        by_score[p], slopes.by_absolute_score[item, p] = through_value, through_total
+                    elif options.softmax:
+                        by_score[p] = (through_value + through_total) * score
+                    else:
+                        by_score[p] = through_value + through_total
+                    by_value[p] = values[p] * score * factor
+                _combine(first, end, columns, by_score, 0, k, grad_q[item, i])
+                if options.absolute:
+                    for p in range(first, end):
+                        j, slope = columns[p], slopes.by_absolute_score[item, p]
+                        for a in range(width):
+                            grad_q[item, i, a] += slope * np.sign(q[i, a]) * abs(k[j, a])
 
 
-def _backward_columns(by_column, tokens, absolute, max_entries, starts, grad, slopes, grad_k, grad_v):
+def _backward_columns(
+    start_block, stop_block, by_column, tokens, absolute, max_entries, starts, grad, slopes, grad_k, grad_v
+):
     """Gradients of keys and values: every one collects what its entries say."""
     column_ptr, rows, order = by_column
     width = tokens.q.shape[2]
-    for block in prange(starts.shape[0] - 1):
+    for block in range(start_block, stop_block):
         weights = np.empty(max_entries, tokens.q.dtype)
         for item in range(tokens.q.shape[0]):
             q, k = tokens.q[item], tokens.k[item]
@@ -296,5 +289,8 @@ def _backward_columns(by_column, tokens, absolute, max_entries, starts, grad, sl
                             grad_k[item, j, a] += slope * abs(q[i, a]) * np.sign(k[j, a])
 
 
-forward_kernel, forward_linear_kernel = Kernel(_forward, fastmath=True), Kernel(_forward_linear, fastmath=True)
-rows_kernel, columns_kernel = Kernel(_backward_rows, fastmath=True), Kernel(_backward_columns, fastmath=True)
+forward_kernel, forward_linear_kernel = (
+    BlockKernel(_forward, fastmath=True),
+    BlockKernel(_forward_linear, fastmath=True),
+)
+rows_kernel, columns_kernel = BlockKernel(_backward_rows, fastmath=True), BlockKernel(_backward_columns, fastmath=True)

@@ -100,8 +100,10 @@ def _sample_chunk(
         np.array([settings.divisor(length) for length in range(settings.max_length + 1)]),
     )
     loads.sample_kernel(
+        len(block_ptr) - 1,
         _graph(graph, None if graph.signs is None else graph.signs.numpy()),
         _settings(settings, by_degree),
+        *((None, True) if by_degree or graph.signs is not None else (True, None)),
         _states(settings, head),
         scales,
         start_nodes.numpy().view(np.uint64),
@@ -116,6 +118,7 @@ def _sample_chunk(
     num_pairs, num_entries = (block_ends - block_ptr[:-1, None] * capacity).T
     output.reserve(num_rows, int(num_pairs.sum()), int(num_entries.sum()))
     loads.compress_kernel(
+        len(block_ptr) - 1,
         block_ptr,
         capacity,
         np.cumsum(np.append(first_pair, num_pairs)),
@@ -131,12 +134,14 @@ def random_walks(graph: GraphTensors, start_nodes: Tensor, settings: WalkSetting
     """The nodes that every walker visits, [R, W, L + 1]; -1 once it has ended."""
     num_rows = len(start_nodes)
     out = np.empty((num_rows, settings.num_walks, settings.max_length + 1), np.int64)
+    block_ptr = _blocks(num_rows, 0)
     walkers.follow_kernel(
+        len(block_ptr) - 1,
         _graph(graph),
         _settings(settings),
         _states(settings, head),
         start_nodes.numpy().view(np.uint64),
-        _blocks(num_rows, 0),
+        block_ptr,
         out,
     )
     return torch.from_numpy(out)

@@ -14,10 +14,10 @@ from typing import NamedTuple
 
 import numpy as np
 from llvmlite import ir
-from numba import njit, prange, types
+from numba import njit, types
 from numba.extending import intrinsic
 
-from topomask.ops.backend import EXACT, Kernel
+from topomask.ops.backend import BlockKernel
 from topomask.ops.sample_walks.numba.walkers import (
     INNER,
     NOWHERE,
@@ -238,70 +238,63 @@ def _write_row(end, start, scales, tables, records, origin, pair, entry, out):
     return next_pair
 
 
-@njit(**EXACT)
-def _sample_block(
-    block, graph, settings, states, scales, starts, block_ptr, capacity, all_tables, row_ends, block_ends, out
-):
-    """Rows of one block."""
-    tables = Tables(all_tables.latest[block], all_tables.bits[block], all_tables.words[block], all_tables.blocks[block])
-    walkers, sorted_walkers = make_walkers(settings.num_walks), make_sorted_walkers(settings.num_walks)
-    # One record stands for none, and one is written before it is known to be needed.
-    num_records = capacity + 2
-    records = Records(
-        np.empty(num_records, np.uint64), np.empty(num_records), np.empty(num_records, np.int64),
-        np.empty(num_records, np.uint32), np.empty(num_records),
-    )  # fmt: skip
-    # Fields that a loop over rows reads would be counted as references in every row.
-    ids, latest = graph.ids, tables.latest
-    telescopes = not settings.weight_by_degree and graph.signs.shape[0] == 0
-    origin = block_ptr[block] * capacity
-    pair, entry = origin, origin
-    for row in range(block_ptr[block], block_ptr[block + 1]):
-        start = starts[row]
-        own = row_states(states, ids[start])
-        if telescopes:
-            end = _count_walkers(graph, settings, own, start, latest, walkers, records)
-        else:
-            end = _weigh_walkers(graph, settings, own, start, latest, sorted_walkers, records)
-        pair = _write_row(end, start, scales, tables, records, origin, pair, entry, out)
-        entry += end - 1
-        row_ends[row] = pair
-    block_ends[block, 0], block_ends[block, 1] = pair, entry
+def _sample_rows(
+    start_block, stop_block, graph, settings, counts, weighs, states, scales, starts, block_ptr, capacity, all_tables,
+    row_ends, block_ends, out,
+):  # fmt: skip
+    """Sample blocks of rows, each into the part of ``out`` from ``capacity`` times its first row on.
 
-
-def _sample_rows(graph, settings, states, scales, starts, block_ptr, capacity, tables, row_ends, block_ends, out):
-    """Sample blocks of rows, each into the part of ``out`` from ``capacity`` times its first row on."""
-    # Numba counts blocks without signs in one place and with signs in another, and would compile for both.
-    for block in prange(block_ptr.shape[0] - 1):
-        _sample_block(
-            np.int64(block), graph, settings, states, scales, starts, block_ptr, capacity, tables,
-            row_ends, block_ends, out,
+    Walkers are counted where their weights telescope. Of ``counts`` and ``weighs`` one is True and the other None,
+    whose branch Numba does not compile.
+    """
+    for block in range(start_block, stop_block):
+        tables = Tables(
+            all_tables.latest[block], all_tables.bits[block], all_tables.words[block], all_tables.blocks[block]
+        )
+        if counts is not None:
+            walkers = make_walkers(settings.num_walks)
+        if weighs is not None:
+            sorted_walkers = make_sorted_walkers(settings.num_walks)
+        # One record stands for none, and one is written before it is known to be needed.
+        num_records = capacity + 2
+        records = Records(
+            np.empty(num_records, np.uint64), np.empty(num_records), np.empty(num_records, np.int64),
+            np.empty(num_records, np.uint32), np.empty(num_records),
         )  # fmt: skip
+        # Fields that a loop over rows reads would be counted as references in every row.
+        ids, latest = graph.ids, tables.latest
+        origin = block_ptr[block] * capacity
+        pair, entry = origin, origin
+        for row in range(block_ptr[block], block_ptr[block + 1]):
+            start = starts[row]
+            own = row_states(states, ids[start])
+            if counts is not None:
+                end = _count_walkers(graph, settings, own, start, latest, walkers, records)
+            if weighs is not None:
+                end = _weigh_walkers(graph, settings, own, start, latest, sorted_walkers, records)
+            pair = _write_row(end, start, scales, tables, records, origin, pair, entry, out)
+            entry += end - 1
+            row_ends[row] = pair
+        block_ends[block, 0], block_ends[block, 1] = pair, entry
 
 
-@njit(**EXACT)
-def _copy_block(block, block_ptr, capacity, pair_ptr, entry_ptr, row_ends, parts, row_ptr, out):
-    """Copy one block."""
-    origin, first_pair = block_ptr[block] * capacity, pair_ptr[block]
-    for row in range(block_ptr[block], block_ptr[block + 1]):
-        row_ptr[row + 1] = row_ends[row] - origin + first_pair
-    first, pair, entry = np.uint64(origin), np.uint64(first_pair), np.uint64(entry_ptr[block])
-    num_pairs, num_entries = np.uint64(pair_ptr[block + 1]) - pair, np.uint64(entry_ptr[block + 1]) - entry
-    # Not by slices, which take Numba long to compile.
-    for k in range(num_pairs):
-        out.columns[pair + k] = parts.columns[first + k]
-    for k in range(num_pairs):
-        out.entry_ptr[pair + k] = parts.entry_ptr[first + k] + entry
-    for k in range(num_entries):
-        out.lengths[entry + k] = parts.lengths[first + k]
-    for k in range(num_entries):
-        out.loads[entry + k] = parts.loads[first + k]
-
-
-def _compress(block_ptr, capacity, pair_ptr, entry_ptr, row_ends, parts, row_ptr, out):
+def _compress(start_block, stop_block, block_ptr, capacity, pair_ptr, entry_ptr, row_ends, parts, row_ptr, out):
     """Copy blocks to where they belong."""
-    for block in prange(block_ptr.shape[0] - 1):
-        _copy_block(np.int64(block), block_ptr, capacity, pair_ptr, entry_ptr, row_ends, parts, row_ptr, out)
+    for block in range(start_block, stop_block):
+        origin, first_pair = block_ptr[block] * capacity, pair_ptr[block]
+        for row in range(block_ptr[block], block_ptr[block + 1]):
+            row_ptr[row + 1] = row_ends[row] - origin + first_pair
+        first, pair, entry = np.uint64(origin), np.uint64(first_pair), np.uint64(entry_ptr[block])
+        num_pairs, num_entries = np.uint64(pair_ptr[block + 1]) - pair, np.uint64(entry_ptr[block + 1]) - entry
+        # Not by slices, which take Numba long to compile.
+        for k in range(num_pairs):
+            out.columns[pair + k] = parts.columns[first + k]
+        for k in range(num_pairs):
+            out.entry_ptr[pair + k] = parts.entry_ptr[first + k] + entry
+        for k in range(num_entries):
+            out.lengths[entry + k] = parts.lengths[first + k]
+        for k in range(num_entries):
+            out.loads[entry + k] = parts.loads[first + k]
 
 
-sample_kernel, compress_kernel = Kernel(_sample_rows), Kernel(_compress)
+sample_kernel, compress_kernel = BlockKernel(_sample_rows), BlockKernel(_compress)

@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit, prange
+from numba import njit
 
-from topomask.ops.backend import EXACT, Kernel
+from topomask.ops.backend import EXACT, BlockKernel
 
 IID, ANTITHETIC, REPELLING = 0, 1, 2
 
@@ -308,23 +308,17 @@ def _follow_repelling(graph, settings, states, start, walkers, out):
             out[np.uint64(number[w]), step] = node[w]
 
 
-@njit(**EXACT)
-def _follow_block(block, graph, settings, states, starts, block_ptr, out):
-    """Rows of one block."""
-    walkers, sorted_walkers = make_walkers(settings.num_walks), make_sorted_walkers(settings.num_walks)
-    for row in range(block_ptr[block], block_ptr[block + 1]):
-        start = starts[row]
-        own = row_states(states, graph.ids[start])
-        if settings.coupling == REPELLING:
-            _follow_repelling(graph, settings, own, start, sorted_walkers, out[row])
-        else:
-            _follow_singly(graph, settings, own, start, walkers, out[row])
-
-
-def _follow_rows(graph, settings, states, starts, block_ptr, out):
+def _follow_rows(start_block, stop_block, graph, settings, states, starts, block_ptr, out):
     """Follow every walker of every row, [R, W, L + 1]; -1 once it has ended."""
-    for block in prange(block_ptr.shape[0] - 1):
-        _follow_block(np.int64(block), graph, settings, states, starts, block_ptr, out)
+    for block in range(start_block, stop_block):
+        walkers, sorted_walkers = make_walkers(settings.num_walks), make_sorted_walkers(settings.num_walks)
+        for row in range(block_ptr[block], block_ptr[block + 1]):
+            start = starts[row]
+            own = row_states(states, graph.ids[start])
+            if settings.coupling == REPELLING:
+                _follow_repelling(graph, settings, own, start, sorted_walkers, out[row])
+            else:
+                _follow_singly(graph, settings, own, start, walkers, out[row])
 
 
-follow_kernel = Kernel(_follow_rows)
+follow_kernel = BlockKernel(_follow_rows)

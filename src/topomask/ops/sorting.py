@@ -1,0 +1,25 @@
+"""Sorting inside compiled kernels. NumPy's own takes Numba seconds to compile, for every type anew."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from numba import njit
+
+from topomask.ops.backend import EXACT
+
+
+@njit(**EXACT)
+def sort(values: Any) -> None:
+    """Sort numbers in place, ascending: Shell's way, by gaps that shrink by a third."""
+    count, gap = len(values), 1
+    while 3 * gap + 1 < count:
+        gap = 3 * gap + 1
+    while gap > 0:
+        for i in range(gap, count):
+            moving, j = values[i], i
+            while j >= gap and values[j - gap] > moving:
+                values[j] = values[j - gap]
+                j -= gap
+            values[j] = moving
+        gap //= 3
