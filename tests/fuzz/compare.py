@@ -262,7 +262,7 @@ def _compare_gradients(
     leaves = [*problem.tokens, *problem.leaves.values()]
     wanted = list(torch.autograd.grad(answer.out, leaves, flat, allow_unused=True, retain_graph=True))
     bounds = bound_gradients(
-        call.setting, answer, flat, *problem.expand(problem.tokens), error, call.projection, precision.largest
+        call.setting, answer, flat, *problem.expand(problem.tokens), error, call.projection, precision
     )
     for place, (name, bound) in enumerate(zip(("q", "k", "v"), bounds[:3], strict=True)):
         leaf = problem.tokens[place]

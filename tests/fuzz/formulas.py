@@ -226,7 +226,7 @@ def bound_gradients(
     v: Tensor,
     error: Tensor,
     projection: Tensor | None,
-    largest: float,
+    precision: Precision,
 ) -> Bounds:
     """How large the terms are that gradients are sums of, whatever cancels."""
     q, k, v, grad, out = q.detach(), k.detach(), v.detach(), grad.abs(), answer.out.detach().abs() + answer.bound
@@ -242,7 +242,9 @@ def bound_gradients(
     of_v = (answer.rough * answer.factor).mT @ grad
     if setting.softmax:
         scale = abs(setting.scale)
-        of_q, of_k = scale * (wide @ k.abs()), scale * (wide.mT @ q.abs())
+        # Queries are multiplied by the scale: below the smallest normal number a product keeps few digits.
+        scaled = scale * q.abs() + precision.tiny * (q != 0)
+        of_q, of_k = scale * (wide @ k.abs()), wide.mT @ scaled
     elif is_positive(setting):
         a, b = (exponents(setting.feature_map, x, projection) for x in (q, k))
         joint = a[..., :, None, :] + b[..., None, :, :]
@@ -252,7 +254,7 @@ def bound_gradients(
     else:
         share = error * pairs * answer.factor * scores.wobble
         # A slope that does not fit, times a feature that is 0, is not a number.
-        share = torch.where(share < 1e-4 * largest, share, torch.inf)
+        share = torch.where(share < 1e-4 * precision.largest, share, torch.inf)
         a, b = (features(setting.feature_map, x).abs() for x in (q, k))
         of_q, of_k = (torch.where((x @ y).isnan(), torch.inf, x @ y) for x, y in ((share, b), (share.mT, a)))
         of_q, of_k = (_through(setting, x, bound, projection) for x, bound in ((q, of_q), (k, of_k)))

@@ -65,10 +65,13 @@ FAILED_ONCE = {
     32314: "a slope that the formula loses",
     33248: "slopes of powers beside tiny queries",
     46724: "another slope that the formula loses",
+    50372: "subnormal queries times a scale",
 }
 
 
+@pytest.mark.parametrize("backend", ["auto", "reference"])
 @pytest.mark.parametrize("index", FAILED_ONCE, ids=FAILED_ONCE.values())
-def test_a_case_that_failed_once(index: int) -> None:
+def test_a_case_that_failed_once(index: int, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOPOMASK_BACKEND", backend)
     report = run_case(0, index)
     assert not report.failures, show(report, 0)
