@@ -58,12 +58,14 @@ def error_of(plain: PlainMask, magnitude: Tensor, precision: Precision) -> Tenso
     return error + noise
 
 
-def check_dense(plain: PlainMask) -> None:
+def check_dense(case: Case) -> None:
     """M and its magnitude as dense matrices, and the gradient of M."""
+    plain = case.plain
     argument, leaves = plain.argument(), double_parameters(plain)
     operator = argument.on() if isinstance(argument, tm.Mask) else argument
     matrix, magnitude = plain.define(leaves)
-    precision = Precision.of(operator.dtype)
+    # A mask in float32 has loads of float32, also where its operator is in float64.
+    precision = Precision.of(operator.dtype, case.dtype)
     error = error_of(plain, magnitude, precision)
     floor = error + precision.tiny / precision.eps
     found = operator.to_dense()
@@ -124,8 +126,9 @@ def compare_parameters(
         check(f"{what} in {name}", x, y, bound, precision)
 
 
-def check_product(plain: PlainMask, rng: np.random.Generator) -> None:
+def check_product(case: Case, rng: np.random.Generator) -> None:
     """M x and M^T x, with their gradients."""
+    plain = case.plain
     argument, leaves, own = plain.argument(), double_parameters(plain), plain.parameters()
     operator = argument.on() if isinstance(argument, tm.Mask) else argument
     heads = operator.num_heads if operator.num_heads > 1 else int(rng.integers(1, 3))
@@ -135,7 +138,7 @@ def check_product(plain: PlainMask, rng: np.random.Generator) -> None:
     shape = (*((2,) if rng.random() < 0.5 else ()), heads, size, int(rng.integers(1, 4)))
     x = torch.from_numpy(rng.normal(size=shape)).to(dtype).requires_grad_()
     grad = torch.from_numpy(rng.normal(size=(*shape[:-2], other, shape[-1]))).to(dtype)
-    precision = Precision.of(dtype, operator.dtype)
+    precision = Precision.of(dtype, operator.dtype, case.dtype)
     matrix, magnitude = plain.define(leaves)
     error = error_of(plain, magnitude, precision) + precision.tiny / precision.eps
     y = x.detach().double().requires_grad_()

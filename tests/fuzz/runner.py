@@ -87,8 +87,8 @@ def run_case(seed: int, index: int, name: str | None = None, kind: str | None = 
         report.count("mask", case.name)
         report.count("graph", case.graph_kind)
         report.count("mask dtype", str(case.dtype)[6:])
-        _attempt(report, index, case, "dense", lambda: check_dense(case.plain))
-        _attempt(report, index, case, "product", lambda: check_product(case.plain, rng))
+        _attempt(report, index, case, "dense", lambda: check_dense(case))
+        _attempt(report, index, case, "product", lambda: check_product(case, rng))
         for number in range(3):
             call = draw_call(rng, case, operator.num_queries, operator.num_keys)
             _attempt(report, index, case, str(call), lambda call=call: compare_call(case, call, report))
