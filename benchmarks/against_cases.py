@@ -1,6 +1,6 @@
 """What ``against.py`` times, and the process that does it for one version of topomask.
 
-Cases are those of docs/speed.md. They use nothing but what older versions have too. The process reads requests from its
+Cases are those of docs/internal/speed.md. They use nothing but what older versions have too. The process reads requests from its
 input, one line of JSON each, and answers with one line of JSON: ``["prepare", name]`` builds a case, runs it once and
 tells the sums of its answer; ``["time", calls]`` tells the mean seconds of some calls of it.
 """

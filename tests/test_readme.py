@@ -1,32 +1,61 @@
+"""README and docs: examples run as they stand, and links lead somewhere."""
+
 import re
 from pathlib import Path
 
-README = Path(__file__).parents[1] / "README.md"
+import pytest
+
+ROOT = Path(__file__).parents[1]
+README, DOCS = ROOT / "README.md", ROOT / "docs"
+
+
+def examples(page: Path) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+
+
+def run(code: str) -> dict:
+    names: dict = {}
+    exec(code, names)
+    return names
 
 
 def test_the_first_example_runs_as_it_stands():
-    code = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)[0]
+    code = examples(README)[0]
     assert len(code.splitlines()) <= 8
-    names: dict = {}
-    exec(code, names)
+    names = run(code)
     assert names["out"].shape == (1, 4, 32768, 32)
     assert names["y"].shape == (1, 32768, 128)
 
 
+def test_a_mask_of_your_own_takes_less_than_40_lines():
+    (code,) = examples(DOCS / "own_mask.md")
+    assert len(code.splitlines()) < 40
+    names = run(code)
+    assert names["out"].shape == (1, 2, 20, 8)
+    # What the page says it is.
+    restart, transition = names["mask"].logit.detach().sigmoid()[0], names["mask"].graph.adjacency("row").toarray()
+    eye = names["torch"].eye(20)
+    exact = restart * names["torch"].linalg.inv(eye - (1 - restart) * names["torch"].from_numpy(transition).float())
+    assert names["torch"].allclose(names["mask"].to_dense()[0], exact, atol=1e-5)
+
+
 def test_the_examples_of_the_page_on_graphs_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    page = README.parent / "docs" / "graphs.md"
-    first, second = ({}, {})
-    for code, names in zip(
-        re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL), (first, second), strict=True
-    ):
-        exec(code, names)
+    first, nodes, graphs = map(run, examples(DOCS / "graphs.md"))
     assert first["logits"].shape == (2, 2)
-    assert 0 <= second["result"].best["accuracy"] <= 1
-    assert (tmp_path / "runs" / "cycles" / "config.json").exists()
+    for names, folder in ((nodes, "ring"), (graphs, "cycles")):
+        assert 0 <= names["result"].best["accuracy"] <= 1
+        assert (tmp_path / "runs" / folder / "config.json").exists()
+
+
+@pytest.mark.slow
+def test_the_example_of_the_page_on_training_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (code,) = examples(DOCS / "training.md")
+    assert run(code)["result"].metrics["accuracy"] > 0.3
 
 
 def test_pictures_and_pages_exist():
-    for page in (README, *(README.parent / "docs").glob("*.md")):
+    for page in (*ROOT.glob("*.md"), *DOCS.rglob("*.md")):
         for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
             assert (page.parent / target).exists(), (page, target)

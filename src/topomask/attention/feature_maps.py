@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from topomask.ops.derived import plainly
+from topomask.ops.derived import constant_when_compiled, plainly
 from topomask.ops.registration import fake_mode
 
 # Widths whose projections are kept: a model has one or two.
@@ -118,7 +118,7 @@ def _draw_projection(dim: int) -> Tensor:
         return SoftmaxFeatures(dim).projection
 
 
-@torch.compiler.assume_constant_result
+@constant_when_compiled
 def _default_projection(dim: int) -> Tensor:
     """The projections behind the name "softmax", the same for every call; those of the last widths are kept."""
     projection, mode = _draw_projection(dim), fake_mode()

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy.spatial import cKDTree
 from torch import Tensor
 
 from topomask.graph.graph import Graph
@@ -94,6 +93,9 @@ def nearest_others(points: Array, k: int, of: Array | None = None) -> Array:
     num_points = len(points)
     if k >= num_points:
         raise ValueError(f"`k` must be less than the number of points, {num_points}, but is {k}. Pass more points.")
+    # Imported here: it takes a third of a second.
+    from scipy.spatial import cKDTree
+
     of = np.arange(num_points) if of is None else of
     nearest = cKDTree(points).query(points[of], k=k + 1, workers=torch.get_num_threads())[1]
     # A point is its own nearest, but among duplicates it need not come first, or at all.

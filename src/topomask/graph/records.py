@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary, WeakValueDictionary, ref
 import torch
 from torch import Tensor
 
-from topomask.ops.derived import plainly
+from topomask.ops.derived import constant_when_compiled, plainly
 from topomask.ops.registration import fake_mode
 from topomask.ops.sparse_heads import multiply
 from topomask.ops.sparse_product import Pattern, make_pattern, suggest_order
@@ -142,7 +142,7 @@ def find_record(graph: Graph, recipe: Recipe, device: torch.device, dtype: torch
     return as_traced(getattr(graph._records, name))
 
 
-@torch.compiler.assume_constant_result
+@constant_when_compiled
 def _prepare(number: Tensor, name: str) -> None:
     """Compute a record while code is compiled, which takes it for an input only if it is there already.
 

@@ -16,6 +16,7 @@ from topomask.graph import Graph, path_graph
 from topomask.graph.records import Recipe, Record, find_record
 from topomask.masks.kept import keep
 from topomask.masks.operator import Normalizer, Operator
+from topomask.ops.derived import constant_when_compiled
 
 
 class Mask(nn.Module, ABC):
@@ -334,7 +335,7 @@ class SeededModule(nn.Module):
 _offering: WeakSet[SeededModule] = WeakSet()
 
 
-@torch.compiler.assume_constant_result
+@constant_when_compiled
 def _follow_before_tracing(offer: Tensor) -> None:
     """Take the seed of the first process while code is compiled, before that code reads what follows from it."""
     for module in list(_offering):

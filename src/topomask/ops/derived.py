@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,11 +17,19 @@ from torch._subclasses import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.weak import TensorWeakRef, WeakTensorKeyDictionary
 
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
 # Results that are kept for one first tensor and different others.
 _MAX_SLOTS = 4
 
 # By the first of the tensors that results were derived from.
 _kept: Any = WeakTensorKeyDictionary()
+
+
+def constant_when_compiled(function: _Function) -> _Function:
+    """``torch.compiler.assume_constant_result``, without its import of the compiler, which takes a second."""
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
 
 
 @contextmanager

@@ -7,8 +7,9 @@ sees, the reference, the kernel and the derivative all follow from it or take it
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
-from functools import cache
+from functools import cache, partial
 from operator import attrgetter
 from typing import Any, Generic, NamedTuple, TypeVar, get_type_hints
 
@@ -292,4 +293,25 @@ def _define(name: str, parameters: dict[str, Any], returns: Any, function: Calla
         [inspect.Parameter(key, kind, annotation=value) for key, value in parameters.items()], return_annotation=returns
     )
     flat.__signature__ = signature  # type: ignore[attr-defined]
-    return torch.library.custom_op(f"topomask::{name}", flat, mutates_args=())
+    op = torch.library.custom_op(f"topomask::{name}", flat, mutates_args=())
+    defer_compiler(op)
+    return op
+
+
+def defer_compiler(op: Any) -> None:
+    """Keep eager calls of a custom op from importing ``torch._dynamo``, which takes more than a second.
+
+    PyTorch hides kernels from the compiler when they are first called, and imports the compiler to do so. That can wait
+    until something else imports it.
+    """
+    for wrapper in getattr(op, "_backend_fns", {}).values():
+        kernel = getattr(wrapper, "__wrapped__", None)
+        if kernel is not None:
+            kernel.__dynamo_disable = partial(_run_hidden, kernel, wrapper)
+
+
+def _run_hidden(kernel: Any, wrapper: Any, *arguments: Any) -> Any:
+    if "torch._dynamo" not in sys.modules:
+        return kernel(*arguments)
+    kernel.__dict__.pop("__dynamo_disable", None)
+    return wrapper(*arguments)
