@@ -1,4 +1,4 @@
-"""Files in folders, on disk or inside a zip archive, listed and read alike by any number of processes."""
+"""Files in a folder or a zip archive, listed and read in the same way, from any number of processes."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from topomask.data.limits import check_bytes, read_bounded, unpacked_limit
 
 @final
 class FileTree:
-    """The files below a folder, or in a zip archive, which is read in place.
+    """The files of a folder or a zip archive; an archive is not unpacked.
 
-    Where everything lies in one folder that has no meaning (``pets/train``, ``pets/val``), that folder is passed over.
+    If the only folder at the top is not a landmark (``pets/train``, ``pets/val``), paths start below it.
 
     Args:
         path: A folder or a zip archive.
-        landmarks: Names of folders that may stand at the top, such as ``"train"``.
+        landmarks: Names of folders that are expected at the top, such as ``"train"``.
     """
 
     def __init__(self, path: Path, landmarks: tuple[str, ...]) -> None:
@@ -29,7 +29,7 @@ class FileTree:
         if path.is_dir():
             self._members: dict[tuple[str, ...], str] | None = None
             names = [child.name for child in path.iterdir() if child.is_dir()]
-        # Of a device, the end would be looked for without end.
+        # `is_zipfile` seeks the end of the file, and a device has none.
         elif path.is_file() and zipfile.is_zipfile(path):
             self._members = {safe_parts(name, path): name for name in self._open().namelist() if not name.endswith("/")}
             names = list({parts[0] for parts in self._members if len(parts) > 1})
@@ -41,52 +41,48 @@ class FileTree:
     def folders(self) -> list[str]:
         """Names of the folders at the top, sorted."""
         if self._members is None:
-            top = self.path.joinpath(*self._top)
-            return sorted(child.name for child in top.iterdir() if child.is_dir())
+            return sorted(child.name for child in self.locate(()).iterdir() if child.is_dir())
         depth = len(self._top)
         return sorted(
             {parts[depth] for parts in self._members if parts[:depth] == self._top and len(parts) > depth + 1}
         )
 
     def files(self, folder: tuple[str, ...], suffixes: frozenset[str]) -> list[tuple[str, ...]]:
-        """The parts of the paths, below the top, of the files in a folder and below that have one of the suffixes."""
-        start = (*self._top, *folder)
-        found: list[tuple[str, ...]]
+        """Paths, as parts below the top, of all files in and below a folder that have one of the suffixes."""
+        start, depth = (*self._top, *folder), len(self._top)
         if self._members is None:
             found = [
-                (*Path(place).relative_to(self.path).parts, name)
+                (*Path(place).relative_to(self.path).parts, name)[depth:]
                 for place, _, names in os.walk(self.path.joinpath(*start), followlinks=True)
                 for name in names
             ]
         else:
-            found = [parts for parts in self._members if parts[: len(start)] == start]
-        hidden = [any(part.startswith(".") for part in parts[len(self._top) :]) for parts in found]
+            found = [parts[depth:] for parts in self._members if parts[: len(start)] == start]
         return sorted(
-            parts[len(self._top) :]
-            for parts, is_hidden in zip(found, hidden, strict=True)
-            if not is_hidden and Path(parts[-1]).suffix.lower() in suffixes
+            parts
+            for parts in found
+            if Path(parts[-1]).suffix.lower() in suffixes and not any(part.startswith(".") for part in parts)
         )
 
     def read(self, parts: tuple[str, ...]) -> bytes | None:
-        """The content of a file, given by the parts of its path below the top; None where there is no such file."""
-        parts = (*self._top, *parts)
+        """The content of a file, or None if it does not exist."""
         if self._members is None:
-            file = self.path.joinpath(*parts)
+            file = self.locate(parts)
             return read_bounded(file) if file.is_file() else None
-        if parts not in self._members:
+        name = self._members.get((*self._top, *parts))
+        if name is None:
             return None
-        archive, name = self._open(), self._members[parts]
-        info = archive.getinfo(name)
+        info = self._open().getinfo(name)
         check_bytes(f"{name} in {self.path}", info.file_size, unpacked_limit(info.compress_size))
         with damage_named(self.path, name):
-            return archive.read(name)
+            return self._open().read(name)
 
     def locate(self, parts: tuple[str, ...]) -> Path:
-        """Where a file is on disk, given by the parts of its path below the top."""
+        """The path of a file on disk."""
         return self.path.joinpath(*self._top, *parts)
 
     def _open(self) -> zipfile.ZipFile:
-        # A forked process shares the place in the file with its parent, so that every process opens its own.
+        # A forked process would share the position in the file with its parent, so each process opens its own handle.
         if self._archive is None or self._owner != os.getpid():
             with damage_named(self.path):
                 self._archive, self._owner = zipfile.ZipFile(self.path), os.getpid()

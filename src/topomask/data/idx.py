@@ -15,21 +15,19 @@ from torch import Tensor
 
 from topomask.data.limits import how_to_raise, read_up_to, unpacked_limit
 
-# Unsigned bytes; the other types of the format do not occur in the data sets that we read.
+# Unsigned bytes, the only type of the format in our data sets.
 _UBYTE = 0x08
+_REPAIR = "Delete it and get it again (download=True, or --data.download True on the command line)."
 
 
 def read_idx(path: Path, num_dims: int, max_bytes: int | None = None) -> Tensor:
-    """Read an IDX file of unsigned bytes, plain or compressed by gzip.
+    """Read an IDX file of unsigned bytes, plain or compressed by gzip, as a uint8 tensor.
 
     Args:
         path: The file.
-        num_dims: The number of dimensions that it must have: 1 for labels, 3 for pictures.
-        max_bytes: Largest number of bytes to hold. Default: the environment variable ``TOPOMASK_MAX_BYTES``, else 50
-            times the size of the file, within 16 MiB and 512 MiB.
-
-    Returns:
-        uint8 tensor.
+        num_dims: Expected number of dimensions: 1 for labels, 3 for images.
+        max_bytes: Largest size, unpacked. Default: the environment variable ``TOPOMASK_MAX_BYTES``, else 50 times the
+            size of the file, between 16 MiB and 512 MiB.
     """
     with path.open("rb") as file:
         is_compressed = file.read(2) == b"\x1f\x8b"
@@ -37,10 +35,7 @@ def read_idx(path: Path, num_dims: int, max_bytes: int | None = None) -> Tensor:
         with gzip.open(path, "rb") if is_compressed else path.open("rb") as data:
             return _parse(cast(BinaryIO, data), path, num_dims, unpacked_limit(path, max_bytes))
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise ValueError(f"{path} is damaged or cut short: {error}. {_REPAIR}") from error
-
-
-_REPAIR = "Delete it and get it again (download=True, or --data.download True on the command line)."
+        raise ValueError(f"{path} is damaged or truncated: {error}. {_REPAIR}") from error
 
 
 def _parse(data: BinaryIO, path: Path, num_dims: int, max_bytes: int) -> Tensor:
@@ -48,17 +43,17 @@ def _parse(data: BinaryIO, path: Path, num_dims: int, max_bytes: int) -> Tensor:
     magic = data.read(4)
     if magic != expected:
         raise ValueError(
-            f"{path} must be an IDX file of unsigned bytes in {num_dims} dimensions, so start with {expected.hex()}, "
+            f"{path} must be an IDX file of unsigned bytes in {num_dims} dimensions, starting with {expected.hex()}, "
             f"but starts with {magic.hex()}. {_REPAIR}"
         )
     header = data.read(4 * num_dims)
     if len(header) < 4 * num_dims:
-        raise ValueError(f"{path} is cut short: its header breaks off. {_REPAIR}")
+        raise ValueError(f"{path} is truncated: its header is incomplete. {_REPAIR}")
     shape = struct.unpack(f">{num_dims}I", header)
     size = math.prod(shape)
     if size > max_bytes:
         raise ValueError(
-            f"{path} says that it holds {shape} bytes, more than `max_bytes`={max_bytes:,}. "
+            f"The header of {path} says that it holds {shape} bytes, more than `max_bytes`={max_bytes:,}. "
             f"{how_to_raise('max_bytes')} {_REPAIR}"
         )
     content = read_up_to(data, size)

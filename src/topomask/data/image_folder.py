@@ -1,4 +1,4 @@
-"""Pictures in class folders, on disk or in a zip archive: ``train/<class>/*.jpg``, ``val/<class>/*.jpg``."""
+"""Images in class folders, on disk or in a zip archive: ``train/<class>/*.jpg``, ``val/<class>/*.jpg``."""
 
 from __future__ import annotations
 
@@ -8,33 +8,32 @@ from typing import final
 from torch import Tensor
 
 from topomask.data.class_folders import ClassFolders
-from topomask.data.labelled_set import InMemorySet, LabelledSet, to_memory
 from topomask.data.pictures import decode_image
-from topomask.data.root import find_path
-
-_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff"})
 
 
 @final
-class ImageFolder(LabelledSet):
-    """Colour pictures, decoded when they are asked for; grey ones are turned into colour.
+class ImageFolder(ClassFolders):
+    """Colour images, decoded on access; grey ones are converted to colour.
 
-    A zip archive is read in place, and every worker process opens its own handle. The classes are the folders of the
-    training set in alphabetical order; a file ``classes.txt`` with lines ``folder<TAB>name`` gives them names.
+    A zip archive is read without unpacking it, and each worker process opens its own handle. The classes are the
+    folders of the training set in alphabetical order; a file ``classes.txt`` with lines ``folder<TAB>name`` can name
+    them.
 
     Args:
-        path: Folder or zip archive with ``<split>/<class>/<picture>`` inside.
+        path: Folder or zip archive that contains ``<split>/<class>/<image>``.
         split: Name of the folder: ``"train"``, ``"val"`` or ``"test"``. Without a folder ``val``, ``"val"`` is held out
-            of the training set, and without any of them, the class folders are the training set.
-        size: Pictures are scaled so that the shorter side has so many pixels, and cut to a square. Default: as they
-            are, all of one size.
-        val_fraction: The share of the training set that is held out for ``"val"``.
-        split_seed: Seed of what is held out.
-        per_class: Keep the first so many of every class only.
+            of the training set; without any of them, the class folders are the training set.
+        size: Resize images such that the shorter side has this many pixels, and crop them to a square. Default: keep
+            their size, which must be the same for all.
+        val_fraction: Fraction of the training set to hold out as ``"val"``.
+        split_seed: Seed of the held-out part.
+        per_class: Keep only the first this many images of each class.
     """
 
     mean = (0.485, 0.456, 0.406)
     std = (0.229, 0.224, 0.225)
+    suffixes = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff"})
+    what = "images"
 
     def __init__(
         self,
@@ -48,18 +47,9 @@ class ImageFolder(LabelledSet):
     ) -> None:
         if size is not None and size < 1:
             raise ValueError(f"`size` must be at least 1 pixel, but is {size}.")
-        self._files = ClassFolders(
-            Path(path),
-            split,
-            _SUFFIXES,
-            val_fraction=val_fraction,
-            split_seed=split_seed,
-            per_class=per_class,
-            what="pictures",
-        )
+        super().__init__(Path(path), split, val_fraction=val_fraction, split_seed=split_seed, per_class=per_class)
         self.size = size
-        self.classes, self.labels = self._files.classes, self._files.labels
-        # Only the first picture can say what the others should look like.
+        # The first image decides the size of the others.
         height, width = (size, size) if size is not None else self._decode(0).shape[-2:]
         self.image_shape = (3, height, width)
 
@@ -67,47 +57,13 @@ class ImageFolder(LabelledSet):
         image = self._decode(index)
         if tuple(image.shape) != self.image_shape:
             raise ValueError(
-                f"{self._files.describe(index)} has {image.shape[1]} x {image.shape[2]} pixels, but the first picture "
-                f"has {self.image_shape[1]} x {self.image_shape[2]}. Pass size=... to bring all to one size."
+                f"{self._describe(index)} has {image.shape[1]} x {image.shape[2]} pixels, but the first image has "
+                f"{self.image_shape[1]} x {self.image_shape[2]}. Pass size=... to resize all images."
             )
         return image, int(self.labels[index])
 
     def _decode(self, index: int) -> Tensor:
         try:
-            return decode_image(self._files.read(index), self.size)
+            return decode_image(self._read(index), self.size)
         except ValueError as error:
-            raise ValueError(f"{self._files.describe(index)} cannot be read as a picture: {error}") from error
-
-
-def image_folder(
-    split: str = "train",
-    *,
-    path: str | Path,
-    root: str | Path | None = None,
-    size: int | None = None,
-    val_fraction: float = 0.0,
-    split_seed: int = 0,
-    per_class: int | None = None,
-    in_memory: bool = False,
-) -> ImageFolder | InMemorySet:
-    """Any folder or zip archive of class folders, see :class:`ImageFolder`.
-
-    Args:
-        split: ``"train"``, ``"val"`` or ``"test"``.
-        path: The folder or archive; a relative path may also start at the data root.
-        root: The data root, see :func:`topomask.data.data_root`.
-        size: Height and width of the pictures.
-        val_fraction: The share of the training set that is held out for ``"val"``.
-        split_seed: Seed of what is held out.
-        per_class: Keep the first so many of every class only.
-        in_memory: Decode everything now and keep it.
-    """
-    found = ImageFolder(
-        find_path(path, root),
-        split,
-        size=size,
-        val_fraction=val_fraction,
-        split_seed=split_seed,
-        per_class=per_class,
-    )
-    return to_memory(found) if in_memory else found
+            raise ValueError(f"{self._describe(index)} cannot be read as an image: {error}") from error
