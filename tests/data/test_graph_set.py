@@ -88,7 +88,9 @@ def test_sets_come_from_pyg():
         GraphSet.from_pyg("pairs", [Data(x=torch.ones(2, 3), edge_index=edges)])
     with pytest.raises(ValueError, match="`dataset` of pairs is empty"):
         GraphSet.from_pyg("pairs", [])
-    with pytest.raises(ValueError, match=r"`x` of graph 1 of pairs must have shape .*, but has shape \(2,\)"):
+    with pytest.raises(
+        ValueError, match=r"Graph 1 of pairs must have `x` of shape \[num_nodes, features\], not \(2,\)"
+    ):
         GraphSet.from_pyg("pairs", [data[0], Data(x=torch.ones(2), edge_index=edges, y=torch.tensor([0]))])
     for y, message in (
         (
@@ -132,7 +134,9 @@ def test_parts_of_a_set_as_pyg_has_them():
 
 def test_bad_features_and_labels_are_named():
     graphs, labels = [tm.path_graph(2)], torch.tensor([0])
-    with pytest.raises(ValueError, match=r"`features` of graph 0 must have a floating dtype, but have torch.int64"):
+    with pytest.raises(
+        ValueError, match=r"`features` of graph 0 must be floats of shape \[num_nodes=2, 1\], but are torch.int64"
+    ):
         GraphSet("one", graphs, [torch.ones(2, 1).long()], labels, ("a",))
     with pytest.raises(ValueError, match=r"`labels` must have shape \(1,\), but have \(1, 1\)"):
         GraphSet("one", graphs, [torch.ones(2, 1)], labels[None], ("a",))
@@ -222,7 +226,7 @@ def test_quantities_are_standardised_over_the_reference():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"features": [torch.ones(1, 2), torch.ones(1, 2)]}, r"graph 1 must have shape \[num_nodes=2, 2\]"),
+        ({"features": [torch.ones(1, 2), torch.ones(1, 2)]}, r"graph 1 must be floats of shape \[num_nodes=2, 2\]"),
         ({"labels": torch.tensor([0, 3])}, r"`labels` must be classes in \[0, 3\), but the label of graph 1 is 3"),
         (
             {"labels": torch.tensor([0])},

@@ -8,8 +8,7 @@ import torch
 from helpers.data_files import write_idx, write_mnist
 from helpers.hostile_files import MIB, little_memory, zeros_gz
 from topomask.data import DownloadError, MissingDataError
-from topomask.data.idx import read_idx
-from topomask.data.mnist import fashion_mnist, mnist
+from topomask.data.mnist import fashion_mnist, mnist, read_idx
 
 SETS = [("mnist", mnist), ("fashion-mnist", fashion_mnist)]
 IMAGES, LABELS = "train-images-idx3-ubyte.gz", "train-labels-idx1-ubyte.gz"

@@ -116,7 +116,7 @@ def test_a_set_that_is_not_there_is_named(tmp_path):
         ("A", "", "has 0 numbers in 0 lines: it is truncated"),
         ("A", "1, 9\n", "has an edge of node 9, but there are 7 nodes"),
         ("A", "3, 4\n", r"Edge \(3, 4\) of TINY_A.txt in .* joins two graphs"),
-        ("graph_labels", "1\n-1\n", "labels of 2 graphs, but nodes of 3: a file is truncated"),
+        ("graph_labels", "1\n-1\n", "TINY_graph_labels.txt in .* has 2 lines for 3 graphs: a file is truncated"),
         ("graph_labels", "1, 0\n-1, 1\n1, 1\n", "must have one class per line, but has 2 numbers"),
         ("graph_indicator", "1\n1\n3\n", "must number graphs 1, 2, 3"),
         ("node_labels", "0\n1\n", "TINY_node_labels.txt in .* has 2 lines for 7 nodes: a file is truncated"),

@@ -91,13 +91,7 @@ def extract(archive: Path, folder: Path, *, max_bytes: int | None = None, max_me
 
 @contextlib.contextmanager
 def damage_named(archive: Path, member: str = "", kind: type[ValueError] = ValueError) -> Iterator[None]:
-    """Turn whatever zipfile, tarfile and their decompressors raise on damaged data into one clear error.
-
-    Args:
-        archive: The archive that is read in the context.
-        member: The member that is read, if only one is.
-        kind: The error to raise.
-    """
+    """Turn whatever zipfile, tarfile and their decompressors raise on damaged data into one clear error."""
     try:
         yield
     except READ_ERRORS as error:

@@ -22,7 +22,6 @@ def random_flip(images: Tensor, generator: torch.Generator, probability: float =
         generator: Source of randomness.
         probability: Probability of a flip.
     """
-    _check_batch(images)
     chosen = _uniform(images, generator) < probability
     return torch.where(chosen.view(-1, *[1] * (images.ndim - 1)), images.flip(-1), images)
 
@@ -35,12 +34,10 @@ def random_crop(images: Tensor, padding: int, generator: torch.Generator) -> Ten
         padding: Pixels of zeros on each side.
         generator: Source of randomness.
     """
-    _check_batch(images)
     if padding < 0:
         raise ValueError(f"`padding` must be at least 0 pixels, but is {padding}.")
     height, width = images.shape[-2:]
-    top = (_uniform(images, generator) * (2 * padding + 1)).long()
-    left = (_uniform(images, generator) * (2 * padding + 1)).long()
+    top, left = ((_uniform(images, generator) * (2 * padding + 1)).long() for _ in range(2))
     rows = top[:, None] + torch.arange(height, device=images.device)  # [B, H]
     columns = left[:, None] + torch.arange(width, device=images.device)  # [B, W]
     planes = functional.pad(images.flatten(1, -3), (padding,) * 4)  # [B, X, H + 2 padding, W + 2 padding]
@@ -115,9 +112,6 @@ class Augment:
 
 def _uniform(images: Tensor, generator: torch.Generator) -> Tensor:
     """One number in [0, 1) per example; the generator may be on another device than the images."""
-    return torch.rand(len(images), generator=generator, device=generator.device).to(images.device)
-
-
-def _check_batch(images: Tensor) -> None:
     if images.ndim < 4:
         raise ValueError(f"`images` must have shape [B, ..., C, H, W], but has shape {tuple(images.shape)}.")
+    return torch.rand(len(images), generator=generator, device=generator.device).to(images.device)

@@ -32,12 +32,7 @@ class ShardedEpochs(ABC):
         self._rank, self._world_size = 0, 1
 
     def shard(self, rank: int, world_size: int) -> Self:
-        """Return the part of each batch that belongs to one of several processes.
-
-        Args:
-            rank: Rank of the process.
-            world_size: Number of processes.
-        """
+        """Return the part of each batch that belongs to process `rank` of `world_size`."""
         if not 0 <= rank < world_size:
             raise ValueError(f"`rank` must lie in [0, world_size={world_size}), but is {rank}.")
         if self.batch_size < world_size:
@@ -119,12 +114,7 @@ class Batches(ShardedEpochs):
         return whole + (not self.drop_last and left_over > self._rank)
 
     def epoch(self, epoch: int, skip: int = 0) -> Iterator[tuple[Tensor, ...]]:
-        """Iterate over the batches of one epoch.
-
-        Args:
-            epoch: Number of the epoch, from 0.
-            skip: Number of batches to skip at the start.
-        """
+        """Iterate over the batches of one epoch, counted from 0, without the first `skip`."""
         for step, batch in enumerate(self._read(self._indices(epoch, skip)), start=skip):
             if self.transform is None:
                 yield batch

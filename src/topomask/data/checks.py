@@ -9,12 +9,7 @@ from torch import Tensor
 
 
 def class_numbers(y: Any, count: int, what: str) -> Tensor:
-    """Convert PyG's ``y`` (a tensor, an array or a number) to `count` class labels, int64, [count].
-
-    Example:
-        >>> class_numbers(torch.tensor([[2], [0]]), 2, "`y`")
-        tensor([2, 0])
-    """
+    """Convert PyG's ``y`` (a tensor, an array or a number) to `count` class labels, int64, [count]."""
     y = torch.as_tensor(y)
     if y.numel() != count:
         raise ValueError(f"{what} must hold {count} class label{'s' * (count > 1)}, but has shape {tuple(y.shape)}.")
@@ -24,14 +19,7 @@ def class_numbers(y: Any, count: int, what: str) -> Tensor:
 
 
 def check_labels(labels: Tensor, num_classes: int, owner: str, used: Tensor | None = None) -> None:
-    """Raise a ValueError unless `labels`, [N], are integers in [0, num_classes).
-
-    Args:
-        labels: Class of each node or graph.
-        num_classes: Number of classes.
-        owner: What has a label, for the error: ``"node"`` or ``"graph"``.
-        used: Which labels to check, bool, [N]. Default: all.
-    """
+    """Raise a ValueError unless `labels`, [N], are integers in [0, num_classes), if `used` is true there."""
     if labels.is_floating_point() or labels.is_complex():
         raise ValueError(f"`labels` must be integers, classes from 0, but have dtype {labels.dtype}.")
     wrong = (labels < 0) | (labels >= num_classes)

@@ -18,12 +18,9 @@ from topomask.data.limits import check_bytes, limit_of, unpacked_limit
 from topomask.data.root import data_root, missing
 from topomask.data.splits import SPLITS, check_split, choose
 
-_SHAPE = (3, 32, 32)
 # One byte for the class, then the red, green and blue planes.
 _RECORD = 1 + 3 * 32 * 32
 _CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
-_TRAIN_FILES = tuple(f"data_batch_{number}.bin" for number in range(1, 6))
-_TEST_FILES = ("test_batch.bin",)
 _INNER_FOLDER = "cifar-10-batches-bin"
 _ARCHIVE = RemoteFile(
     "cifar-10-binary.tar.gz",
@@ -45,21 +42,14 @@ def cifar10(
 ) -> InMemorySet:
     """Images of animals and vehicles, from ``cifar-10-batches-bin`` or ``cifar-10-binary.tar.gz`` in the data root.
 
-    Args:
-        split: ``"train"``, ``"val"`` (held out of the training set) or ``"test"``.
-        root: The data root, see :func:`topomask.data.data_root`.
-        download: Download the archive if it is missing.
-        val_fraction: Fraction of the training set to hold out as ``"val"``.
-        split_seed: Seed of the held-out part.
-        limit: Keep only the first this many.
-        max_bytes: Largest size of the unpacked archive, and of the files of a split. Default: the environment variable
-            ``TOPOMASK_MAX_BYTES``, else 50 times the size of the archive, between 16 MiB and 512 MiB.
+    The arguments are those of :func:`topomask.data.mnist.mnist`; `max_bytes` limits the size of the unpacked archive,
+    and of the files of a split.
 
     References:
         Krizhevsky (2009), Learning multiple layers of features from tiny images.
     """
     check_split(split, SPLITS, "cifar10")
-    names = _TEST_FILES if split == "test" else _TRAIN_FILES
+    names = ["test_batch.bin"] if split == "test" else [f"data_batch_{number}.bin" for number in range(1, 6)]
     everything = _read(_find(data_root(root), names, download, max_bytes), limit_of("max_bytes", max_bytes))
     part = choose(everything.labels, split, val_fraction=val_fraction, split_seed=split_seed, limit=limit)
     return everything.subset(part)
@@ -88,21 +78,19 @@ def _find(folder: Path, names: Sequence[str], download: bool, max_bytes: int | N
 
 def _read(paths: Sequence[Path], max_bytes: int) -> InMemorySet:
     check_bytes(paths[0].parent, sum(path.stat().st_size for path in paths), max_bytes)
-    batches = []
-    for path in paths:
-        content = np.fromfile(path, dtype=np.uint8)
+    batches = [np.fromfile(path, dtype=np.uint8) for path in paths]
+    for path, content in zip(paths, batches, strict=True):
         if not content.size or content.size % _RECORD:
             raise ValueError(
-                f"{path} must hold records of {_RECORD} bytes, but holds {content.size} bytes. "
-                f"Delete its folder and get {_ARCHIVE.name} again."
+                f"{path} must hold records of {_RECORD} bytes, but holds {content.size} bytes. Delete its folder and "
+                f"get {_ARCHIVE.name} again."
             )
-        batches.append(content.reshape(-1, _RECORD))
-    records = torch.from_numpy(np.concatenate(batches))
+    records = torch.from_numpy(np.concatenate(batches)).view(-1, _RECORD)
     labels = records[:, 0].long()
     if int(labels.max()) >= len(_CLASSES):
         raise ValueError(
             f"The files in {paths[0].parent} must hold classes below {len(_CLASSES)}, but hold {int(labels.max())}. "
             "Is this the binary version of CIFAR-10?"
         )
-    images = records[:, 1:].reshape(-1, *_SHAPE)
+    images = records[:, 1:].reshape(-1, 3, 32, 32)
     return InMemorySet(images, labels, _CLASSES, mean=(0.4914, 0.4822, 0.4465), std=(0.2470, 0.2435, 0.2616))

@@ -17,12 +17,9 @@ MAX_DEGREE = 128
 
 
 def degree_features(graphs: Sequence[Graph], kind: DegreeInput, max_degree: int | None = None) -> Tensor:
-    """Features from the degrees of the nodes of all graphs, [N, columns].
+    """Features from the degrees of the nodes of all graphs, [N, columns]: one-hot, log(1 + degree), or no columns.
 
-    Args:
-        graphs: The graphs.
-        kind: ``"one-hot"``; ``"log"`` for log(1 + degree); or ``"none"`` for no columns.
-        max_degree: One-hot degrees from this one on share a column. Default: 128.
+    One-hot degrees from `max_degree` on, by default 128, share a column.
 
     Example:
         >>> import topomask as tm

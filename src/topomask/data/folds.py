@@ -75,8 +75,7 @@ def _fold(found: Any, num_graphs: int | None, what: str) -> Fold:
     parts = []
     for name in ("train", "validation", "test"):
         numbers = found.get(name) if isinstance(found, dict) else None
-        whole = isinstance(numbers, list) and all(type(number) is int for number in numbers)
-        if not numbers or not whole:
+        if not isinstance(numbers, list) or not numbers or any(type(number) is not int for number in numbers):
             # `reprlib` shortens nested lists as well.
             given = "null" if numbers is None else reprlib.repr(numbers)
             given = given if len(given) <= 40 else f"{given[:37]}..."

@@ -61,14 +61,10 @@ class GraphSet(Dataset[tuple[Graph, Tensor, int]]):
             raise ValueError(f"`labels` must have shape ({len(graphs)},), but have {tuple(labels.shape)}.")
         width = features[0].shape[-1]
         for number, (graph, x) in enumerate(zip(graphs, features, strict=True)):
-            if x.shape != (graph.num_nodes, width):
+            if x.shape != (graph.num_nodes, width) or not x.is_floating_point():
                 raise ValueError(
-                    f"`features` of graph {number} must have shape [num_nodes={graph.num_nodes}, {width}], but have "
-                    f"shape {tuple(x.shape)}."
-                )
-            if not x.is_floating_point():
-                raise ValueError(
-                    f"`features` of graph {number} must have a floating dtype, but have {x.dtype}. Pass x.float()."
+                    f"`features` of graph {number} must be floats of shape [num_nodes={graph.num_nodes}, {width}], but "
+                    f"are {x.dtype} of shape {tuple(x.shape)}."
                 )
             check_finite(x, f"`features` of graph {number}")
         check_labels(labels, len(classes), "graph")
@@ -104,36 +100,38 @@ class GraphSet(Dataset[tuple[Graph, Tensor, int]]):
         found = list(dataset)
         if not found:
             raise ValueError(f"`dataset` of {name} is empty. Pass a list of PyG's Data.")
+        graphs, classes = [], []
         for number, data in enumerate(found):
+            what = f"Graph {number} of {name}"
             if not hasattr(data, "edge_index"):
                 raise ValueError(
                     f"`dataset` must be a list of PyG's Data, but element {number} is a {type(data).__name__}. Pass "
                     "[data] for a single graph, and batch.to_data_list() for a Batch."
                 )
             if getattr(data, "y", None) is None:
-                raise ValueError(f"Graph {number} of {name} has no `y`, its class. Set data.y.")
+                raise ValueError(f"{what} has no `y`, its class. Set data.y.")
             if getattr(data, "x", None) is None:
                 if degree == "none":
                     raise ValueError(
-                        f"Graph {number} of {name} has no `x`, its node features. Pass degree='one-hot' or "
-                        "degree='log' to use node degrees, or load the set with transform=OneHotDegree."
+                        f"{what} has no `x`, its node features. Pass degree='one-hot' or degree='log' to use node "
+                        "degrees, or load the set with transform=OneHotDegree."
                     )
             elif data.x.ndim != 2:
-                raise ValueError(
-                    f"`x` of graph {number} of {name} must have shape [num_nodes, features], but has shape "
-                    f"{tuple(data.x.shape)}."
-                )
-        each = [class_numbers(data.y, 1, f"`y` of graph {number} of {name}") for number, data in enumerate(found)]
-        labels = torch.cat(each)
-        classes = tuple(str(number) for number in range(int(labels.max()) + 1))
-        graphs = [_graph(data, directed, f"Graph {number} of {name}") for number, data in enumerate(found)]
+                raise ValueError(f"{what} must have `x` of shape [num_nodes, features], not {tuple(data.x.shape)}.")
+            classes.append(class_numbers(data.y, 1, f"`y` of graph {number} of {name}"))
+            try:
+                graphs.append(Graph.from_pyg(data, directed=directed))
+            except ValueError as error:
+                raise ValueError(f"{what}: {error}") from None
+        labels = torch.cat(classes)
         degrees = degree_features(graphs, degree, max_degree).split([graph.num_nodes for graph in graphs])
         given = [getattr(data, "x", None) for data in found]
         features = [y if x is None else torch.cat([x.float(), y], dim=1) for x, y in zip(given, degrees, strict=True)]
         width = 0 if given[0] is None else given[0].shape[1]
         _check_columns(quantities, width, "`x`")
         last = [features[0].shape[1] - 1] if degree == "log" else []
-        return cls(name, graphs, features, labels, classes, [*quantities, *last]).standardized()
+        names = [str(number) for number in range(int(labels.max()) + 1)]
+        return cls(name, graphs, features, labels, names, [*quantities, *last]).standardized()
 
     @property
     def num_features(self) -> int:
@@ -228,13 +226,6 @@ class GraphSet(Dataset[tuple[Graph, Tensor, int]]):
         nodes = sum(graph.num_nodes for graph in self.graphs) / len(self)
         sizes = f"{len(self)} graphs of {nodes:.1f} nodes, {self.num_features} features, {self.num_classes} classes"
         return f"GraphSet({self.name!r}, {sizes})"
-
-
-def _graph(data: Any, directed: bool, what: str) -> Graph:
-    try:
-        return Graph.from_pyg(data, directed=directed)
-    except ValueError as error:
-        raise ValueError(f"{what}: {error}") from None
 
 
 def _check_columns(columns: Sequence[int], width: int, what: str) -> None:

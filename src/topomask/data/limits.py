@@ -15,7 +15,6 @@ import numpy as np
 import numpy.typing as npt
 
 _MIB = 1 << 20
-_CHUNK = _MIB
 # Bytes of an unpacked data set; of text, which takes many times its size once Python has parsed it; pixels of an image.
 LIMITS = {"max_bytes": 512 * _MIB, "max_text_bytes": 16 * _MIB, "max_pixels": 1 << 26}
 # By how much a compressed file may grow. Data sets grow about tenfold, decompression bombs a thousandfold.
@@ -25,28 +24,13 @@ _SMALL = 16 * _MIB
 
 
 def limit_of(name: str, given: int | None = None) -> int:
-    """Return a limit of ``LIMITS``: `given`, else the environment variable, else the default.
-
-    Example:
-        >>> limit_of("max_pixels"), limit_of("max_pixels", 100)
-        (67108864, 100)
-    """
+    """Return a limit of ``LIMITS``: `given`, else the environment variable, else the default."""
     chosen = _chosen(name, given)
     return LIMITS[name] if chosen is None else chosen
 
 
 def unpacked_limit(packed: int | Path, given: int | None = None, most: int = LIMITS["max_bytes"]) -> int:
-    """The size that a file may unpack to: ``max_bytes`` if set, else 50 times its size, between 16 MiB and `most`.
-
-    Args:
-        packed: The file, or its size in bytes.
-        given: The caller's ``max_bytes``.
-        most: Upper bound of the default.
-
-    Example:
-        >>> [unpacked_limit(size) >> 20 for size in (1, 1 << 20, 1 << 30)]
-        [16, 50, 512]
-    """
+    """The size that a file may unpack to: ``max_bytes`` if set, else 50 times its size, between 16 MiB and `most`."""
     chosen = _chosen("max_bytes", given)
     size = packed if isinstance(packed, int) else packed.stat().st_size
     return min(most, max(_SMALL, _RATIO * size)) if chosen is None else chosen
@@ -95,7 +79,7 @@ def read_up_to(source: IO[bytes], size: int) -> npt.NDArray[np.uint8]:
     """Read `size` bytes, or as many as there are; held once, in memory that is not touched before it is filled."""
     content = np.empty(size, np.uint8)
     filled = 0
-    while filled < size and (chunk := source.read(min(_CHUNK, size - filled))):
+    while filled < size and (chunk := source.read(min(_MIB, size - filled))):
         content[filled : filled + len(chunk)] = np.frombuffer(chunk, np.uint8)
         filled += len(chunk)
     return content[:filled]

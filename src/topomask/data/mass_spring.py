@@ -48,12 +48,7 @@ class Material:
 
 
 class MassSpring:
-    """Simulation of particles that are connected by springs to their initial neighbours.
-
-    Args:
-        positions: Initial positions, at which all springs are at rest, [N, 3].
-        material: Properties of the body and the floor.
-    """
+    """Simulation of particles, connected by springs to their neighbours at the initial `positions`, [N, 3]."""
 
     def __init__(self, positions: Array, material: Material) -> None:
         count = len(positions)
@@ -99,15 +94,12 @@ class MassSpring:
         for _ in range(substeps):
             velocities = velocities + step * self.accelerations(positions, velocities)
             positions = positions + step * velocities
-            self._bounce(positions, velocities, step)
+            # Particles below the floor bounce off it.
+            below = np.flatnonzero(positions[:, 2] < 0)
+            positions[below, 2] = 0.0
+            velocities[below, :2] *= math.exp(-self.material.friction * step)
+            velocities[below, 2] = np.maximum(velocities[below, 2], -self.material.restitution * velocities[below, 2])
         return positions, velocities
-
-    def _bounce(self, positions: Array, velocities: Array, step: float) -> None:
-        """Put particles below the floor back onto it, in place."""
-        below = np.flatnonzero(positions[:, 2] < 0)
-        positions[below, 2] = 0.0
-        velocities[below, :2] *= math.exp(-self.material.friction * step)
-        velocities[below, 2] = np.maximum(velocities[below, 2], -self.material.restitution * velocities[below, 2])
 
     def energy(self, positions: Array, velocities: Array) -> float:
         """Total kinetic, elastic and potential energy, per unit of mass."""

@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import gzip
+import math
+import struct
+import zlib
 from pathlib import Path
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple, cast
+
+import numpy as np
+import torch
+from torch import Tensor
 
 from topomask.data.download import RemoteFile, fetch
-from topomask.data.idx import read_idx
 from topomask.data.labelled_set import InMemorySet
+from topomask.data.limits import how_to_raise, read_up_to, unpacked_limit
 from topomask.data.root import data_root, missing
 from topomask.data.splits import SPLITS, check_split, choose
+
+# Unsigned bytes, the only type of the IDX format that occurs here.
+_UBYTE = 0x08
+_REPAIR = "Delete it and get it again (download=True, or --data.download True on the command line)."
 
 
 class _Source(NamedTuple):
@@ -136,3 +148,36 @@ def _find(name: str, source: _Source, split: str, root: str | Path | None, downl
         needed = [f"{path.name.removesuffix('.gz')}.gz" for path in found]
         raise missing(name, folder, needed, f"The files are at {source.urls[0]}.", download=True)
     return found
+
+
+def read_idx(path: Path, num_dims: int, max_bytes: int | None = None) -> Tensor:
+    """Read an IDX file (a header of big-endian integers, then bytes), plain or compressed by gzip, as a uint8 tensor.
+
+    It must have `num_dims` dimensions, 1 for labels and 3 for images, and at most `max_bytes`, see :func:`mnist`.
+    """
+    limit, expected = unpacked_limit(path, max_bytes), bytes((0, 0, _UBYTE, num_dims))
+    with path.open("rb") as file:
+        is_compressed = file.read(2) == b"\x1f\x8b"
+    try:
+        with gzip.open(path, "rb") if is_compressed else path.open("rb") as opened:
+            data = cast(BinaryIO, opened)
+            magic, header = data.read(4), data.read(4 * num_dims)
+            if magic != expected:
+                raise ValueError(
+                    f"{path} must be an IDX file of unsigned bytes in {num_dims} dimensions, starting with "
+                    f"{expected.hex()}, but starts with {magic.hex()}. {_REPAIR}"
+                )
+            if len(header) < 4 * num_dims:
+                raise ValueError(f"{path} is truncated: its header is incomplete. {_REPAIR}")
+            shape = struct.unpack(f">{num_dims}I", header)
+            size = math.prod(shape)
+            if size > limit:
+                how = f"{how_to_raise('max_bytes')} {_REPAIR}"
+                raise ValueError(f"The header of {path} says {shape} bytes, more than `max_bytes`={limit:,}. {how}")
+            content = read_up_to(data, size)
+            if len(content) != size or data.read(1):
+                came = "more" if len(content) == size else f"{len(content)}"
+                raise ValueError(f"{path} must hold {size} bytes after its header {shape}, but holds {came}. {_REPAIR}")
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise ValueError(f"{path} is damaged or truncated: {error}. {_REPAIR}") from error
+    return torch.from_numpy(np.ndarray(shape, np.uint8, content))

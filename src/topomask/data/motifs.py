@@ -29,10 +29,6 @@ def _caveman() -> Array:
     return np.array(caves + [(3 * i + 2, 3 * j + 2) for i, j in triangle])
 
 
-def _cycle() -> Array:
-    return np.array([(i, (i + 1) % 10) for i in range(10)])
-
-
 def _grid() -> Array:
     across = [(3 * row + column, 3 * row + column + 1) for row in range(3) for column in range(2)]
     return np.array(across + [(3 * row + column, 3 * row + column + 3) for row in range(2) for column in range(3)])
@@ -46,7 +42,7 @@ def _ladder(circular: bool = False) -> Array:
 # The motif, and the probability of an edge of the base graph.
 MOTIFS: dict[str, tuple[Callable[[], Array], float]] = {
     "caveman": (_caveman, 0.027),
-    "cycle": (_cycle, 0.018),
+    "cycle": (lambda: np.array([(i, (i + 1) % 10) for i in range(10)]), 0.018),
     "grid": (_grid, 0.026666),
     "ladder": (_ladder, 0.026),
     "circular-ladder": (lambda: _ladder(circular=True), 0.03),
@@ -63,17 +59,9 @@ def motifs(name: str, split: str = "train", *, num_pairs: int | None = None, see
     degrees of its neighbours, padded with zeros. Standardise them over the training graphs
     (:meth:`GraphSet.standardized`): with raw degrees, networks may stay at 50 % accuracy for many epochs.
 
-    The caveman motif is that of the authors: nine nodes in three triangles, of which nodes 2, 5 and 8 form a fourth.
-
-    ====================  =======================================  =====================
-    name                  motif                                    base edge probability
-    ====================  =======================================  =====================
-    ``caveman``           3 triangles, joined by a fourth          0.027
-    ``cycle``             a cycle of 10                            0.018
-    ``grid``              3 x 3                                    0.026666
-    ``ladder``            5 rungs                                  0.026
-    ``circular-ladder``   5 rungs, 10 nodes                        0.03
-    ====================  =======================================  =====================
+    The motifs are ``caveman`` (three triangles, of which nodes 2, 5 and 8 form a fourth, as the authors have it),
+    ``cycle`` (10 nodes), ``grid`` (3 x 3), ``ladder`` and ``circular-ladder`` (5 rungs each). :data:`MOTIFS` has the
+    edge probability of the base graph.
 
     Args:
         name: Name of the motif.
@@ -101,23 +89,21 @@ def motifs(name: str, split: str = "train", *, num_pairs: int | None = None, see
     graphs = []
     for number in range(num_pairs):
         draw = np.random.Generator(np.random.PCG64(derived_seed("motifs", seed, *where, number)))
-        base = _base(base_prob, draw)
-        graphs += [_joined(base, pattern, num_nodes, draw) for pattern in (motif, _random_like(motif, draw))]
+        # Edges of an Erdos-Renyi graph, [E, 2], renumbered without isolated nodes.
+        low, high = np.triu_indices(_BASE_NODES, 1)
+        chosen = draw.random(len(low)) < base_prob
+        _, numbers = np.unique(np.stack([low[chosen], high[chosen]], axis=1), return_inverse=True)
+        base = numbers.reshape(-1, 2)
+        graphs += [
+            _joined(base, pattern, num_nodes, draw) for pattern in (motif, _random_like(len(motif), num_nodes, draw))
+        ]
     labels = torch.tensor([1, 0]).repeat(num_pairs)
     features = [largest_neighbor_degrees(graph, _NUM_DEGREES) for graph in graphs]
     return GraphSet(name, graphs, features, labels, ("random", name), range(_NUM_DEGREES))
 
 
 def largest_neighbor_degrees(graph: Graph, count: int) -> Tensor:
-    """The largest degrees among the neighbours of each node, descending, padded with zeros, [N, count].
-
-    Example:
-        >>> import topomask as tm
-        >>> largest_neighbor_degrees(tm.path_graph(3), 2)
-        tensor([[2., 0.],
-                [1., 1.],
-                [2., 0.]])
-    """
+    """The largest degrees among the neighbours of each node, descending, padded with zeros, [N, count]."""
     degrees = np.diff(graph.indptr)
     rows = np.repeat(np.arange(graph.num_nodes), degrees)
     order = np.lexsort((-degrees[graph.indices], rows))
@@ -129,20 +115,11 @@ def largest_neighbor_degrees(graph: Graph, count: int) -> Tensor:
     return out
 
 
-def _base(prob: float, draw: np.random.Generator) -> Array:
-    """Edges of an Erdos-Renyi graph, [E, 2], renumbered without isolated nodes."""
-    low, high = np.triu_indices(_BASE_NODES, 1)
-    chosen = draw.random(len(low)) < prob
-    _, numbers = np.unique(np.stack([low[chosen], high[chosen]], axis=1), return_inverse=True)
-    return numbers.reshape(-1, 2)
-
-
-def _random_like(motif: Array, draw: np.random.Generator) -> Array:
-    """A random graph with as many nodes and edges as the motif, and without isolated nodes."""
-    num_nodes = int(motif.max()) + 1
+def _random_like(num_edges: int, num_nodes: int, draw: np.random.Generator) -> Array:
+    """Edges of a random graph without isolated nodes, [E, 2]."""
     low, high = np.triu_indices(num_nodes, 1)
     while True:
-        chosen = draw.choice(len(low), len(motif), replace=False)
+        chosen = draw.choice(len(low), num_edges, replace=False)
         edges = np.stack([low[chosen], high[chosen]], axis=1)
         if len(np.unique(edges)) == num_nodes:
             return edges

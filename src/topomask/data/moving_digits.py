@@ -77,8 +77,7 @@ class MovingDigits(LabelledSet):
         seed: int = 0,
     ) -> None:
         check_split(split, SPLITS, "moving-digits")
-        if num_videos is None:
-            num_videos = 2000 if split == "train" else 500
+        num_videos = (2000 if split == "train" else 500) if num_videos is None else num_videos
         if num_videos < 1 or num_frames < 2 or size < 16:
             raise ValueError(
                 "`num_videos` must be at least 1, `num_frames` at least 2 and `size` at least 16, but are "

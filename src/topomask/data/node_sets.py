@@ -34,16 +34,10 @@ _EMPTY_COLUMNS = 1 << 16
 
 @dataclass(frozen=True)
 class NodeEntry:
-    """Facts about a known set.
+    """Facts about a known set, and its defaults.
 
-    Args:
-        num_nodes: Number of nodes.
-        num_edges: Number of edges, each pair of nodes counted once.
-        metric: The metric to report.
-        scaling: Scaling of the features.
-        sparse: Whether features are stored sparse; None decides by the fraction of nonzeros.
-        num_splits: Number of splits that it is published with.
-        summary: A short description.
+    Each pair of connected nodes counts as one edge. `metric` and `scaling` are defaults of :func:`node_set`; if
+    `sparse` is None, features are stored sparse if most are 0.
     """
 
     num_nodes: int
@@ -215,12 +209,7 @@ class NodeSet:
         return len(self.masks["train"])
 
     def batch(self, split: str, number: int = 0) -> NodeBatch:
-        """Return the whole graph with the nodes of one part of a split; training takes a list of such batches.
-
-        Args:
-            split: ``"train"``, ``"val"`` or ``"test"``.
-            number: Which of the splits.
-        """
+        """Return the graph with the nodes of ``"train"``, ``"val"`` or ``"test"`` in the split of this number."""
         check_split(split, SPLITS, self.name)
         if not 0 <= number < self.num_splits:
             raise ValueError(
@@ -265,9 +254,15 @@ def node_set(
         how = "PyG downloads the original, and NodeSet.from_pyg(...).save(file) writes it."
         raise missing(name, file.parent, [file.name], f"It is an npz file with the arrays {', '.join(_KEYS)}. {how}")
     entry = NODE_SETS.get(name, NodeEntry(0, 0))
-    found = _read(file, max_bytes)
+    try:
+        found = read_npz(file, max_bytes)
+        lacking = [key for key in _KEYS if key not in found]
+        if lacking:
+            raise ValueError(f"it has no {', '.join(lacking)}.")
+    except ValueError as error:
+        raise ValueError(f"{file} cannot be read: {error} It is truncated or another file. Get it again.") from None
     x = _scaled(_sparse_features(file, found), entry.scaling if scaling is None else scaling)
-    labels, num_nodes = found["y"], x.shape[0]
+    labels, edges, num_nodes = found["y"], found["edges"], x.shape[0]
     if entry.num_nodes not in (0, num_nodes):
         raise ValueError(f"{file} has {num_nodes} nodes, but {name} has {entry.num_nodes}. Get it again.")
     if labels.shape != (num_nodes,) or labels.dtype.kind not in "iu":
@@ -283,7 +278,6 @@ def node_set(
             if found[f"{split}_mask"].dtype != bool:
                 raise ValueError(f"{split}_mask must be bool, but is {found[f'{split}_mask'].dtype}.")
         masks = _repeated({split: torch.from_numpy(found[f"{split}_mask"]) for split in SPLITS}, classes)
-        edges = found["edges"]
         # Transposed, because two edges are a 2 x 2 array, which would be read as [2, E].
         graph = Graph.from_edges(edges.T if edges.ndim == 2 else edges, num_nodes)
         if entry.num_edges not in (0, graph.num_edges):
@@ -349,17 +343,6 @@ def _repeated(masks: dict[str, Tensor], labels: Tensor) -> dict[str, Tensor]:
         _check_mask(split, mask, len(labels))
     most = max(len(mask) for mask in masks.values())
     return {split: mask.expand(most, -1) if len(mask) == 1 else mask for split, mask in masks.items()}
-
-
-def _read(file: Path, max_bytes: int | None) -> dict[str, Array]:
-    try:
-        found = read_npz(file, max_bytes)
-        lacking = [key for key in _KEYS if key not in found]
-        if lacking:
-            raise ValueError(f"it has no {', '.join(lacking)}.")
-    except ValueError as error:
-        raise ValueError(f"{file} cannot be read: {error} It is truncated or another file. Get it again.") from None
-    return found
 
 
 def _sparse_features(file: Path, found: dict[str, Array]) -> Any:

@@ -23,25 +23,16 @@ _MAX_HEADER = 10_000
 # What NumPy raises on an invalid header, which it parses as Python.
 _BAD_CODE = (MemoryError, RecursionError, SyntaxError, tokenize.TokenError)
 _BAD_HEADER = (*_BAD_CODE, ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
-_NO_ARCHIVE = "it is not an .npz archive, or it is damaged."
 # Bytes of an integer once it is a node index or a class.
 _WIDTH = 8
 # Longest part of a header that an error quotes.
 _SHOWN = 120
 # By version of the format: the layout of the header's length, and the parser.
-_VERSIONS = {
-    (1, 0): ("<H", np.lib.format.read_array_header_1_0),
-    (2, 0): ("<I", np.lib.format.read_array_header_2_0),
-}
+_VERSIONS = {(1, 0): ("<H", np.lib.format.read_array_header_1_0), (2, 0): ("<I", np.lib.format.read_array_header_2_0)}
 
 
 def read_npz(file: Path, max_bytes: int | None = None) -> dict[str, Array]:
-    """Read all arrays of an npz file, by name.
-
-    Args:
-        file: The file.
-        max_bytes: Largest total size. Default: the environment variable ``TOPOMASK_MAX_BYTES``, else 50 times the size
-            of the file, between 16 MiB and 512 MiB.
+    """Read all arrays of an npz file, by name; by default, `max_bytes` is that of :func:`limits.unpacked_limit`.
 
     Raises:
         ValueError: It is damaged, too large, or contains something other than arrays of numbers and text. The message
@@ -52,7 +43,8 @@ def read_npz(file: Path, max_bytes: int | None = None) -> dict[str, Array]:
         # Raises for a folder, and for a file that does not exist or is not readable.
         with file.open("rb") as source:
             alone = source.read(len(np.lib.format.MAGIC_PREFIX)) == np.lib.format.MAGIC_PREFIX
-        raise ValueError("it is a single array, not an archive of arrays." if alone else _NO_ARCHIVE)
+        kind = "a single array, not an archive of arrays" if alone else "not an .npz archive, or it is damaged"
+        raise ValueError(f"it is {kind}.")
     try:
         with zipfile.ZipFile(file) as archive:
             members = [member for member in archive.infolist() if member.filename.endswith(".npy")]

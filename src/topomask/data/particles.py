@@ -75,8 +75,7 @@ class ParticleSet(Dataset[tuple[Tensor, Tensor, Tensor, Tensor]]):
         seed: int = 0,
     ) -> None:
         check_split(split, SPLITS, "particles")
-        if num_trajectories is None:
-            num_trajectories = _DEFAULT_TRAJECTORIES[split]
+        num_trajectories = _DEFAULT_TRAJECTORIES[split] if num_trajectories is None else num_trajectories
         if num_trajectories < 1 or not frame_time > 0:
             raise ValueError(
                 "`num_trajectories` must be at least 1 and `frame_time` positive, but they are "
@@ -123,7 +122,9 @@ class ParticleSet(Dataset[tuple[Tensor, Tensor, Tensor, Tensor]]):
     def _simulate(self, number: int) -> Trajectory:
         draw = np.random.Generator(np.random.PCG64(derived_seed("particles", self.seed, self._split, number)))
         positions = _body(self.num_particles, draw)
-        velocities = _throw(positions, draw)
+        # A rigid motion, metres per second.
+        drift, spin = draw.uniform((-1.5, -1.5, -2.0), (1.5, 1.5, 1.0)), draw.uniform(-2.0, 2.0, size=3)
+        velocities = drift + np.cross(spin, positions - positions.mean(axis=0))
         body = MassSpring(positions, self.material)
         seen = [(positions, velocities)]
         for _ in range(self.num_frames - 1):
@@ -142,13 +143,6 @@ def _body(count: int, draw: np.random.Generator) -> Array:
     positions = shape * draw.uniform(0.25, 0.5, size=3) @ _rotation(draw).T
     positions[:, 2] += draw.uniform(0.05, 0.4) - positions[:, 2].min()
     return positions
-
-
-def _throw(positions: Array, draw: np.random.Generator) -> Array:
-    """Velocities of a rigid motion, metres per second, [N, 3]."""
-    drift = draw.uniform((-1.5, -1.5, -2.0), (1.5, 1.5, 1.0))
-    spin = draw.uniform(-2.0, 2.0, size=3)
-    return drift + np.cross(spin, positions - positions.mean(axis=0))
 
 
 def _rotation(draw: np.random.Generator) -> Array:

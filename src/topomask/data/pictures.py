@@ -121,14 +121,11 @@ def _sample_frames(av: Any, path: Path, num_frames: int, size: Size, colours: st
     # A playlist that pretends to be a video may contain URLs; only files are opened.
     options = {"protocol_whitelist": "file", "format_whitelist": _CONTAINERS}
     with av.open(str(path), options=options) as container:
-        if not container.streams.video:
-            raise ValueError("it has no video frames.")
-        codec = container.streams.video[0].codec_context
-        _check_pixels(codec.width, codec.height, max_pixels)
-        # Else the packets of the stream: one per frame, and cheap to count.
-        count = container.streams.video[0].frames or sum(
-            p.size > 0 for p in container.demux(container.streams.video[0])
-        )
+        count = 0
+        for stream in container.streams.video[:1]:
+            _check_pixels(stream.codec_context.width, stream.codec_context.height, max_pixels)
+            # Else the packets of the stream: one per frame, and cheap to count.
+            count = stream.frames or sum(packet.size > 0 for packet in container.demux(stream))
     if not count:
         raise ValueError("it has no video frames.")
     wanted = ((np.arange(num_frames) + 0.5) * count / num_frames).astype(int)

@@ -13,7 +13,7 @@ from torch.utils.data import Dataset
 
 from topomask.data.labelled_set import to_memory
 from topomask.data.root import find_path
-from topomask.support.near_names import check_options, did_you_mean
+from topomask.support.near_names import check_options, look_up
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ ENTRIES: dict[str, Entry] = {
     "digits": Entry("digits:digits", "test", "1,797 handwritten digits of 8 x 8, part of scikit-learn"),
     "fashion-mnist": Entry("mnist:fashion_mnist", "test", "60,000 + 10,000 grey images of clothes, 28 x 28"),
     "image-folder": Entry(
-        "image_folder:ImageFolder", "val", "any folder or zip archive of train/<class>/*.jpg, val/<class>/*.jpg", False
+        "class_folders:ImageFolder", "val", "any folder or zip archive of train/<class>/*.jpg, val/<class>/*.jpg", False
     ),
     "mnist": Entry("mnist:mnist", "test", "60,000 + 10,000 handwritten digits of 28 x 28"),
     "moving-digits": Entry("moving_digits:MovingDigits", "test", "generated videos of digits in 10 motions", True),
@@ -60,7 +60,7 @@ ENTRIES: dict[str, Entry] = {
         "tiny_imagenet:tiny_imagenet_50", "val", "25,000 + 2,500 colour images of 64 x 64 in 50 classes"
     ),
     "video-folder": Entry(
-        "video_folder:VideoFolder", "val", "any folder of train/<class>/*.mp4, val/<class>/*.mp4", False
+        "class_folders:VideoFolder", "val", "any folder of train/<class>/*.mp4, val/<class>/*.mp4", False
     ),
 }
 
@@ -82,10 +82,7 @@ def load(name: str, root: str | Path | None = None, split: str = "train", **opti
         >>> images.num_classes, images.image_shape
         (10, (1, 8, 8))
     """
-    if name not in ENTRIES:
-        known = f"{did_you_mean(name, ENTRIES)} There are: {', '.join(ENTRIES)}."
-        raise ValueError(f"`name` is {name!r}, but there is no such data set.{known}")
-    entry = ENTRIES[name]
+    entry = look_up(ENTRIES, "data set", name)
     check_options(f"data set {name!r}", options, entry.options())
     accepted = inspect.signature(entry.make).parameters
     for option, parameter in accepted.items():

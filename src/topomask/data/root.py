@@ -30,12 +30,9 @@ def data_root(root: str | Path | None = None) -> Path:
 
 def way_out(*, download: bool = False) -> str:
     """The sentence that says how to get missing data, in Python and on the command line."""
-    if download:
-        return (
-            "Pass download=True (on the command line: --data.download True), or set $TOPOMASK_DATA or `root` "
-            "(--data.root DIR) to the folder that contains it."
-        )
-    return "Set $TOPOMASK_DATA or `root` (on the command line: --data.root DIR) to the folder that contains it."
+    start = "Pass download=True (on the command line: --data.download True), or set" if download else "Set"
+    root = "(--data.root DIR)" if download else "(on the command line: --data.root DIR)"
+    return f"{start} $TOPOMASK_DATA or `root` {root} to the folder that contains it."
 
 
 def missing(name: str, folder: Path, expected: Sequence[str], how: str, *, download: bool = False) -> MissingDataError:

@@ -12,12 +12,7 @@ SPLITS = ("train", "val", "test")
 
 
 def derived_seed(purpose: str, *words: int) -> int:
-    """Derive a 63-bit seed from a purpose and integers, the same on every machine.
-
-    Example:
-        >>> derived_seed("order", 0, 1) == derived_seed("order", 0, 1) != derived_seed("order", 1, 0)
-        True
-    """
+    """Derive a 63-bit seed from a purpose and integers, the same on every machine."""
     text = repr((purpose, *(int(word) for word in words)))
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") >> 1
 
@@ -46,11 +41,10 @@ def stratified_split(labels: Tensor, fractions: Sequence[float], seed: int = 0) 
     if any(not 0 <= fraction <= 1 for fraction in fractions) or abs(sum(fractions) - 1) > 1e-9:
         raise ValueError(f"`fractions` must lie in [0, 1] and sum to 1, but are {tuple(fractions)}.")
     check_label_vector(labels, "N")
-    parts: list[list[Tensor]] = [[] for _ in fractions]
+    shares, parts = torch.tensor(fractions, dtype=torch.float64).cumsum(0), [list[Tensor]() for _ in fractions]
     for label in labels.unique().tolist():
         members = (labels == label).nonzero().flatten()
         order = members[torch.randperm(len(members), generator=seeded_generator("split", seed, label))]
-        shares = torch.tensor(fractions, dtype=torch.float64).cumsum(0)
         edges = [0, *(shares * len(members)).round().long().tolist()]
         for part, start, end in zip(parts, edges[:-1], edges[1:], strict=True):
             part.append(order[start:end])
@@ -79,17 +73,10 @@ def check_index(index: int, count: int, name: str = "index") -> int:
 
 
 def choose(labels: Tensor, split: str, *, val_fraction: float, split_seed: int, limit: int | None) -> Tensor:
-    """Choose the examples of a split from the files that contain it.
+    """Sorted indices of the examples of a split, given the labels, [N], of all examples in its files.
 
-    Args:
-        labels: Class of each example in the files, [N]; ``"train"`` and ``"val"`` share the files of the training set.
-        split: ``"train"``, ``"val"``, which is held out of the training set, or another split, which is used whole.
-        val_fraction: Fraction of the training set to hold out, in [0, 1).
-        split_seed: Seed of the held-out part.
-        limit: Keep only the first this many; None keeps all.
-
-    Returns:
-        Sorted indices.
+    ``"val"`` is a fraction of the training set, whose files it shares; other splits have files of their own. At most
+    the first `limit` are kept.
     """
     if not 0 <= val_fraction < 1:
         raise ValueError(f"`val_fraction` must lie in [0, 1), but is {val_fraction}.")

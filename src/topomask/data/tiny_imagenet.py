@@ -6,8 +6,8 @@ import zipfile
 from pathlib import Path
 
 from topomask.data.archives import damage_named
+from topomask.data.class_folders import ImageFolder
 from topomask.data.download import RemoteFile, fetch
-from topomask.data.image_folder import ImageFolder
 from topomask.data.labelled_set import InMemorySet, to_memory
 from topomask.data.limits import check_bytes, unpacked_limit
 from topomask.data.root import data_root, missing
@@ -15,7 +15,6 @@ from topomask.support.files import remove_leftovers, write_atomically
 
 _MAX_UNPACKED = 1 << 32
 _NAME = "tiny-imagenet-50.zip"
-_EVERY = 4
 _TOP = "tiny-imagenet-200"
 _WHOLE = RemoteFile(
     "tiny-imagenet-200.zip",
@@ -61,13 +60,10 @@ def tiny_imagenet_50(
     return to_memory(found) if in_memory else found
 
 
-def make_subset(whole: Path, subset: Path, every: int = _EVERY) -> Path:
-    """Write an archive of class folders with every `every`-th class of Tiny-ImageNet-200, in the order of their ids.
+def make_subset(whole: Path, subset: Path, every: int = 4) -> Path:
+    """Write an archive with the classes 0, `every`, 2 `every`, ... of the published archive, in the order of their ids.
 
-    Args:
-        whole: ``tiny-imagenet-200.zip`` as published.
-        subset: The archive to write, with ``train/<id>/``, ``val/<id>/`` and ``classes.txt``.
-        every: 4 keeps the classes 0, 4, 8, ...
+    It contains ``train/<id>/``, ``val/<id>/`` and ``classes.txt``.
     """
     remove_leftovers(subset.parent)
     write_atomically(subset, lambda temporary: _pick(whole, temporary, every))

@@ -33,16 +33,10 @@ _AGAIN = f"Get it again. {_HOW}"
 
 @dataclass(frozen=True)
 class TUEntry:
-    """Facts about a known set.
+    """Facts about a known set, and its defaults, which are those of the fair comparison.
 
-    Args:
-        num_graphs: Number of graphs.
-        num_classes: Number of classes.
-        num_edges: Number of edges of all graphs, each pair of nodes counted once, without self-loops; None if unknown.
-        attributes: Whether node attributes are part of the input by default, as in the fair comparison.
-        degree: How node degrees are used by default: for sets without node labels.
-        max_degree: One-hot degrees from this one on share a column.
-        in_fair_comparison: Whether the fair comparison has folds for it.
+    Edges of all graphs are counted once, without self-loops; None if their number is unknown. `attributes`, `degree`
+    and `max_degree` are defaults of :func:`tu_dataset`.
     """
 
     num_graphs: int
@@ -52,11 +46,6 @@ class TUEntry:
     degree: DegreeInput = "none"
     max_degree: int = MAX_DEGREE
     in_fair_comparison: bool = True
-
-    @property
-    def has_node_labels(self) -> bool:
-        """Whether this is a known set with node labels."""
-        return self.num_graphs > 0 and self.degree == "none"
 
 
 TU_SETS: dict[str, TUEntry] = {
@@ -124,13 +113,14 @@ def tu_dataset(
             f"{files.locate('A')} has {num_edges:,} edges, but {name} has {entry.num_edges:,}: it is truncated, or "
             f"belongs to another set. {_AGAIN}"
         )
-    if max_degree is None and degree == "one-hot":
-        max_degree = entry.max_degree
     if degree == "one-hot":
+        max_degree = entry.max_degree if max_degree is None else max_degree
         largest = max(int(np.diff(graph.indptr).max()) for graph in graphs)
-        _check_one_hot(files, len(owner), 1 + (largest if max_degree is None else min(max_degree, largest)))
+        _check_one_hot(files, len(owner), 1 + min(max_degree, largest))
     degrees = degree_features(graphs, degree, max_degree)
-    node_labels = files.need("node_labels") if entry.has_node_labels else files.numbers("node_labels")
+    # Known sets without node labels use degrees.
+    is_labelled = name in TU_SETS and entry.degree == "none"
+    node_labels = (files.need if is_labelled else files.numbers)("node_labels", count=len(owner))
     x, quantities = _inputs(files, len(owner), node_labels, attributes, degrees, degree == "log")
     features = x.split([graph.num_nodes for graph in graphs])
     found = GraphSet(name, graphs, features, torch.from_numpy(labels), classes, quantities)
@@ -174,8 +164,8 @@ class _Files:
         members = [member for member in self.archive.namelist() if member.rpartition("/")[2] == file]
         return self.archive.open(members[0]) if members else None
 
-    def numbers(self, kind: str, dtype: Any = np.int64) -> Array | None:
-        """All numbers of a file, one row per line; None if it does not exist."""
+    def numbers(self, kind: str, dtype: Any = np.int64, count: int | None = None, what: str = "nodes") -> Array | None:
+        """All numbers of a file, one row per line, of which there must be `count`; None if it does not exist."""
         place = self.locate(kind)
         parts, lines, size = [], 0, 0
         try:
@@ -194,11 +184,13 @@ class _Files:
         values = np.concatenate(parts) if parts else np.empty(0, dtype)
         if not len(values) or len(values) % lines:
             raise ValueError(f"{place} has {len(values)} numbers in {lines} lines: it is truncated. {_AGAIN}")
+        if count not in (None, lines):
+            raise ValueError(f"{place} has {lines} lines for {count} {what}: a file is truncated. {_AGAIN}")
         return values.reshape(lines, -1)
 
-    def need(self, kind: str, dtype: Any = np.int64) -> Array:
+    def need(self, kind: str, dtype: Any = np.int64, count: int | None = None, what: str = "nodes") -> Array:
         """The same, or an error if the file does not exist."""
-        values = self.numbers(kind, dtype)
+        values = self.numbers(kind, dtype, count, what)
         if values is None:
             raise missing(self.name, self.where, [f"{self.name}_{kind}.txt"], _HOW)
         return values
@@ -238,19 +230,13 @@ def _owners(files: _Files) -> Array:
 
 
 def _labels(files: _Files, owner: Array) -> tuple[Array, tuple[str, ...]]:
-    table = files.need("graph_labels")
+    table = files.need("graph_labels", count=int(owner[-1]) + 1, what="graphs")
     if table.shape[1] != 1:
         raise ValueError(
             f"{files.locate('graph_labels')} must have one class per line, but has {table.shape[1]} numbers. Sets with "
             "several targets per graph are not for classification: keep one of them."
         )
-    found = table[:, 0]
-    num_graphs = int(owner[-1]) + 1
-    if len(found) != num_graphs:
-        raise ValueError(
-            f"{files.where} has labels of {len(found)} graphs, but nodes of {num_graphs}: a file is truncated. {_AGAIN}"
-        )
-    classes, labels = np.unique(found, return_inverse=True)
+    classes, labels = np.unique(table[:, 0], return_inverse=True)
     return labels.reshape(-1), tuple(str(label) for label in classes)
 
 
@@ -292,15 +278,13 @@ def _inputs(
     parts: list[Tensor] = []
     is_quantity: list[bool] = []
     if labels is not None:
-        _check_rows(files, "node_labels", labels, num_nodes)
         for column in labels.T:
             kinds, places = np.unique(column, return_inverse=True)
             _check_one_hot(files, num_nodes, len(is_quantity) + len(kinds))
             parts.append(F.one_hot(torch.from_numpy(places.reshape(-1)), len(kinds)).float())
             is_quantity += [False] * len(kinds)
     if attributes:
-        values = files.need("node_attributes", np.float64)
-        _check_rows(files, "node_attributes", values, num_nodes)
+        values = files.need("node_attributes", np.float64, num_nodes)
         if not np.isfinite(values).all():
             line = int(np.flatnonzero(~np.isfinite(values).all(axis=1))[0]) + 1
             raise ValueError(
@@ -325,10 +309,3 @@ def _inputs(
 def _check_one_hot(files: _Files, num_nodes: int, columns: int) -> None:
     # One-hot columns are int64 before they are float.
     check_bytes(f"One-hot input of {num_nodes:,} nodes in {files.where}", 8 * num_nodes * columns, files.max_bytes)
-
-
-def _check_rows(files: _Files, kind: str, values: Array, num_nodes: int) -> None:
-    if len(values) != num_nodes:
-        raise ValueError(
-            f"{files.locate(kind)} has {len(values)} lines for {num_nodes} nodes: a file is truncated. {_AGAIN}"
-        )

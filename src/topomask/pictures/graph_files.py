@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import scipy.sparse as sp
 
 import topomask as tm
 from topomask.data.limits import read_bounded, read_text
@@ -34,13 +35,7 @@ _SHOWN = 80
 # Larger coordinates would overflow in the margins of a picture.
 _MAX_POINT = 1e100
 # Arrays that SciPy saves besides the entries of a matrix, by format.
-_PARTS = {
-    "csr": ("indices", "indptr"),
-    "csc": ("indices", "indptr"),
-    "bsr": ("indices", "indptr"),
-    "coo": ("row", "col"),
-    "dia": ("offsets",),
-}
+_PARTS = dict.fromkeys(("csr", "csc", "bsr"), ("indices", "indptr")) | {"coo": ("row", "col"), "dia": ("offsets",)}
 
 
 def read_graph(path: Path, directed: bool = False) -> Read:
@@ -120,8 +115,6 @@ def _from_edges(edges: Any, num_nodes: int | None, weights: Any, directed: bool)
 
 
 def _from_matrix(matrix: Any, directed: bool) -> tm.Graph:
-    import scipy.sparse as sp
-
     check_size(max(matrix.shape))
     return tm.Graph.from_scipy(sp.csr_array(matrix), directed=directed, signed=True)
 
@@ -146,8 +139,6 @@ def _integers(name: str, array: Array, count: int) -> list[int]:
 
 
 def _scipy_matrix(found: dict[str, Array]) -> Any:
-    import scipy.sparse as sp
-
     shape = _integers("shape", found["shape"], 2)
     check_size(max(shape))
     kind = str(found["format"].astype(str)) if found["format"].dtype.kind in "SU" else ""

@@ -53,9 +53,21 @@ def _component(links: sp.csr_array, rng: np.random.Generator) -> Array:
     size = links.shape[0]
     if size == 2:
         return np.array([[0.0, 0.0], [1.0, 0.0]])
-    pivots = np.arange(size) if size <= _ALL_PAIRS else _spread_pivots(links, rng)
+    pivots = np.arange(size)
+    if size > _ALL_PAIRS:
+        # Nodes far from each other: each is the farthest from the previous ones.
+        chosen, nearest = [int(rng.integers(size))], np.full(size, np.inf)
+        while len(chosen) < _PIVOTS:
+            nearest = np.minimum(nearest, dijkstra(links, indices=chosen[-1], unweighted=True))
+            chosen.append(int(nearest.argmax()))
+        pivots = np.array(chosen)
     distances = dijkstra(links, indices=pivots, unweighted=True)  # [pivots, N]
-    places = _scaled(distances, rng)
+    # Start from classical scaling of squared distances to the pivots.
+    squares = distances.T**2
+    double_centred = squares - squares.mean(axis=0) - squares.mean(axis=1, keepdims=True) + squares.mean()
+    u, s, _ = np.linalg.svd(double_centred, full_matrices=False)
+    # Nodes with the same distances to all pivots must not start at the same position.
+    places = u[:, :2] * np.sqrt(s[:2]) + 0.05 * rng.standard_normal((size, 2))
     # Pivots move nodes, but not all nodes move pivots: that would tear pivots away from their neighbours.
     node, pivot = (x.ravel() for x in np.meshgrid(np.arange(size), np.arange(len(pivots)), indexing="ij"))
     first, second, length = node, pivots[pivot], distances[pivot, node]
@@ -70,30 +82,9 @@ def _component(links: sp.csr_array, rng: np.random.Generator) -> Array:
     return centred @ np.linalg.svd(centred, full_matrices=False)[2].T
 
 
-def _spread_pivots(links: sp.csr_array, rng: np.random.Generator) -> Array:
-    """Nodes far from each other: each is the farthest from the previous ones."""
-    chosen = [int(rng.integers(links.shape[0]))]
-    nearest = np.full(links.shape[0], np.inf)
-    while len(chosen) < _PIVOTS:
-        nearest = np.minimum(nearest, dijkstra(links, indices=chosen[-1], unweighted=True))
-        chosen.append(int(nearest.argmax()))
-    return np.array(chosen)
-
-
-def _scaled(distances: Array, rng: np.random.Generator) -> Array:
-    """Initial positions, by classical scaling of squared distances to the pivots."""
-    squares = distances.T**2
-    centred = squares - squares.mean(axis=0) - squares.mean(axis=1, keepdims=True) + squares.mean()
-    u, s, _ = np.linalg.svd(centred, full_matrices=False)
-    places = u[:, :2] * np.sqrt(s[:2])
-    # Nodes with the same distances to all pivots must not start at the same position.
-    return places + 0.05 * rng.standard_normal(places.shape)
-
-
 def _majorize(places: Array, first: Array, second: Array, length: Array) -> Array:
     """Repeatedly move the first node of each pair to where its pairs want it."""
-    weight = length**-2.0
-    size = len(places)
+    weight, size = length**-2.0, len(places)
     total = np.bincount(first, weight, size)
     for _ in range(_ROUNDS):
         apart = places[first] - places[second]

@@ -62,21 +62,11 @@ def draw_mask(
     seed: int = 0,
     directed: bool = False,
 ) -> list[tuple[str, str]]:
-    """Draw a mask on a graph, and return facts about it.
+    """Draw a mask on a graph, and return facts about it, as names and values.
 
-    Args:
-        name: Name of the mask, see :data:`topomask.masks.registry.ON_GRAPHS`.
-        graph: Name or file of the graph, see :func:`topomask.pictures.named_graphs.load_graph`.
-        output: File to write: a picture (PNG, SVG, PDF) or a report (HTML).
-        nodes: Nodes whose rows to show. Default: one in the middle.
-        settings: Arguments of the mask.
-        show: Any of ``"rows"``, ``"heat"`` and ``"spectrum"``. Default: all that the size allows.
-        head: The head to show.
-        seed: Seed of random graphs, walks and the layout.
-        directed: Whether the edges in a file are directed.
-
-    Returns:
-        Names and values of facts.
+    Masks are those of :data:`topomask.masks.registry.ON_GRAPHS`, with `settings` as arguments, and graphs those of
+    :func:`topomask.pictures.named_graphs.load_graph`. `output` is a picture (PNG, SVG, PDF) or a report (HTML). By
+    default, the row of a node in the middle is shown, and all pictures that the size allows.
     """
     if output.suffix.lower() not in SUFFIXES:
         raise ValueError(f"`output` must end in {', '.join(SUFFIXES)}, but is {output}.")
@@ -141,10 +131,13 @@ def _middle(source: NamedGraph, places: Array) -> int:
     return int(inside[(offset**2).sum(axis=1).argmin()])
 
 
+def _panels(portrait: Portrait, shown: Sequence[str]) -> list[tuple[str, int]]:
+    return [(kind, index) for kind in shown for index in range(len(portrait.nodes) if kind == "rows" else 1)]
+
+
 def _figure(portrait: Portrait, shown: Sequence[str]) -> Figure:
     """All pictures in one figure."""
-    panels = [("rows", i) for i in range(len(portrait.nodes)) if "rows" in shown]
-    panels += [(kind, 0) for kind in shown if kind != "rows"]
+    panels = _panels(portrait, shown)
     columns = len(panels) if len(panels) <= 3 else 3 if len(panels) % 3 == 0 or len(panels) > 4 else 2
     lines = -(-len(panels) // columns)
     figure = Figure(figsize=(4.9 * columns, 4.1 * lines + 0.5), layout="constrained")
@@ -165,21 +158,18 @@ def _draw(figure: Figure, axes: Axes, portrait: Portrait, kind: str, index: int)
 
 
 def _draw_row(figure: Figure, axes: Axes, portrait: Portrait, index: int) -> None:
-    colours = shades(portrait.rows)
-    node = portrait.nodes[index]
-    source = portrait.source
+    colours, node, source = shades(portrait.rows), portrait.nodes[index], portrait.source
     # Edges between the layers of a 3-D grid would run across the layers.
     solid = source.shape is not None and len(source.shape) > 2
-    longest = 1.5 if solid else np.inf
-    draw_on_graph(axes, source.graph, portrait.places, portrait.rows[index], node, colours, longest)
+    places, values = portrait.places, portrait.rows[index]
+    draw_on_graph(axes, source.graph, places, values, node, colours, longest=1.5 if solid else np.inf)
     axes.set_title(f"Row of node {node} (circled){', layer by layer' if solid else ''}", fontsize=11)
     add_colour_bar(figure, axes, colours, f"entry $M_{{{node},\\,j}}$")
 
 
 def _draw_heat(figure: Figure, axes: Axes, portrait: Portrait) -> None:
-    dense = cast("Array", portrait.dense)
-    colours = shades(dense)
-    pooled, block = _pool(dense)
+    colours = shades(cast("Array", portrait.dense))
+    pooled, block = _pool(cast("Array", portrait.dense))
     end = block * len(pooled) - 0.5
     image = axes.imshow(pooled, cmap=colours.cmap, norm=cast("Normalize", colours.norm), extent=(-0.5, end, end, -0.5))
     # Interpolation would hide single entries.
@@ -270,10 +260,9 @@ def _facts(portrait: Portrait) -> list[tuple[str, str]]:
 def _report(portrait: Portrait, shown: Sequence[str], facts: Sequence[tuple[str, str]]) -> str:
     """An HTML page with all facts and pictures."""
     pictures = []
-    for kind in shown:
-        for index in range(len(portrait.nodes) if kind == "rows" else 1):
-            figure = Figure(figsize=(5.2, 4.6), layout="constrained")
-            _draw(figure, figure.add_subplot(), portrait, kind, index)
-            abouts = {"rows": f"Row of node {portrait.nodes[index]}", "heat": "All entries", "spectrum": "Spectrum"}
-            pictures.append(draw_picture(figure, f"{abouts[kind]} of the mask"))
+    for kind, index in _panels(portrait, shown):
+        figure = Figure(figsize=(5.2, 4.6), layout="constrained")
+        _draw(figure, figure.add_subplot(), portrait, kind, index)
+        abouts = {"rows": f"Row of node {portrait.nodes[index]}", "heat": "All entries", "spectrum": "Spectrum"}
+        pictures.append(draw_picture(figure, f"{abouts[kind]} of the mask"))
     return to_html(portrait.title, [Section("", table=Table([], facts), pictures=pictures)])

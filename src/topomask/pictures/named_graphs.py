@@ -27,13 +27,7 @@ class NamedGraph:
 
 
 def load_graph(text: str, seed: int = 0, directed: bool = False) -> NamedGraph:
-    """Build a graph by name, or read it from a file.
-
-    Args:
-        text: ``name:size`` with a name of ``BUILDERS``, such as ``grid:16x16``, or a file of one of ``FILE_TYPES``.
-        seed: Seed of random graphs.
-        directed: Whether the edges in a file are directed.
-    """
+    """Build a graph by name, ``name:size`` with a name of ``BUILDERS``; or read it from a file of ``FILE_TYPES``."""
     path = Path(text)
     if path.suffix.lower() in graph_files.READERS or path.is_file():
         graph, points = graph_files.read_graph(path, directed)
@@ -59,7 +53,12 @@ def _grid(sizes: list[int], _: np.random.Generator) -> NamedGraph:
     check_size(math.prod(sizes))
     graph = tm.grid_graph(*sizes)
     if len(sizes) == 1:
-        return NamedGraph(graph, f"path of {sizes[0]} nodes", _serpentine(sizes[0]), tuple(sizes))
+        # Rows of alternating direction.
+        columns = max(1, math.ceil(math.sqrt(sizes[0])))
+        row, column = np.divmod(np.arange(sizes[0]), columns)
+        column = np.where(row % 2 == 1, columns - 1 - column, column)
+        places = np.stack([column, -row], axis=1).astype(float)
+        return NamedGraph(graph, f"path of {sizes[0]} nodes", places, tuple(sizes))
     title = f"{' x '.join(map(str, sizes))} grid"
     index = np.stack(np.unravel_index(np.arange(graph.num_nodes), sizes), axis=1)
     # The last two axes make a layer; layers along further axes are placed in rows.
@@ -143,14 +142,6 @@ BUILDERS: dict[str, _Builder] = {
     "tree": _Builder(_tree, "a random recursive tree", "100"),
     "ba": _Builder(_barabasi_albert, "preferential attachment, and edges per node", "100:2", counts=(1, 2)),
 }
-
-
-def _serpentine(size: int) -> Array:
-    """Positions of a long path, in rows of alternating direction."""
-    width = max(1, math.ceil(math.sqrt(size)))
-    row, column = np.divmod(np.arange(size), width)
-    column = np.where(row % 2 == 1, width - 1 - column, column)
-    return np.stack([column, -row], axis=1).astype(float)
 
 
 def _flat(points: Array) -> Array:

@@ -18,14 +18,7 @@ _PLACES = {"shape": "a grid, as in --graph grid:16x16", "dim": "a hypercube, as 
 
 
 def build_mask(name: str, source: NamedGraph, settings: dict[str, Any], seed: int = 0) -> Mask:
-    """Build a mask by name.
-
-    Args:
-        name: One of :data:`topomask.masks.registry.ON_GRAPHS`.
-        source: The graph.
-        settings: Arguments of the mask's class.
-        seed: Seed, for masks that have one.
-    """
+    """Build a mask of :data:`topomask.masks.registry.ON_GRAPHS` with `settings`, the arguments of its class."""
     entry = look_up(ON_GRAPHS, "mask", name)
     graph = source.graph
     places = {"graph": graph, "num_nodes": graph.num_nodes, "shape": source.shape, "dim": source.dim}

@@ -6,7 +6,7 @@ import base64
 import html
 import io
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class Section:
     text: Sequence[str] = ()
     table: Table | None = None
     notes: Sequence[str] = ()
-    pictures: Sequence[Picture] = field(default=())
+    pictures: Sequence[Picture] = ()
 
 
 def draw_picture(figure: Figure, about: str, width: int = 520) -> Picture:

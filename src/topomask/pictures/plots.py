@@ -64,16 +64,9 @@ def draw_on_graph(
     colours: ScalarMappable,
     longest: float = np.inf,
 ) -> None:
-    """Draw nodes coloured by values, and the edges below them.
+    """Draw nodes at `places`, [N, 2], coloured by `values`, [N], over the edges of at most the length `longest`.
 
-    Args:
-        axes: Where to draw.
-        graph: The graph.
-        places: Positions of the nodes, [N, 2].
-        values: One number per node, [N].
-        node: The node to mark, or None.
-        colours: The result of :func:`shades`.
-        longest: Leave out edges that are longer than this in the picture.
+    The node `node` is marked, and `colours` is the result of :func:`shades`.
     """
     ends = places[graph.to_edge_index()[0].numpy().T]  # [nnz, 2, 2]
     ends = ends[np.linalg.norm(ends[:, 0] - ends[:, 1], axis=1) <= longest]
@@ -81,7 +74,12 @@ def draw_on_graph(
     width = float(np.clip(40.0 / np.sqrt(graph.num_nodes), 0.15, 1.0))
     lines = LineCollection(ends.tolist(), colors="0.8", linewidths=width, zorder=0, rasterized=many)
     axes.add_collection(lines)
-    size = _node_size(places)
+    size = 90.0
+    if len(places) > 1:
+        # Most dots do not touch in a panel about 240 points wide.
+        apart = np.quantile(cKDTree(places).query(places, k=2)[0][:, 1], 0.2)
+        extent = float(np.ptp(places, axis=0).max()) or 1.0
+        size = float(np.clip((0.8 * 240.0 * apart / extent) ** 2, 4.0, 90.0))
     # Dots are small in a large graph, so those of large entries are enlarged.
     part = np.sqrt(np.abs(values) / (np.abs(values).max(initial=0.0) or 1.0))
     sizes = size + max(0.0, 40.0 - size) * part
@@ -107,15 +105,6 @@ def draw_on_graph(
     axes.set_box_aspect(1)
     axes.margins(0.06)
     axes.set_frame_on(False)
-
-
-def _node_size(places: Array) -> float:
-    """Area of a dot, in square points, such that most dots do not touch in a panel about 240 points wide."""
-    if len(places) < 2:
-        return 90.0
-    apart = np.quantile(cKDTree(places).query(places, k=2)[0][:, 1], 0.2)
-    extent = float(np.ptp(places, axis=0).max()) or 1.0
-    return float(np.clip((0.8 * 240.0 * apart / extent) ** 2, 4.0, 90.0))
 
 
 def save_figure(figure: Figure, path: Path, dpi: int = 150) -> None:
