@@ -64,7 +64,7 @@ def test_a_report_is_one_file(tmp_path):
         (["walk", "--graph", "path:4", "--head", "1"], "num_heads=1"),
         (["walk", "--graph", "path:4", "--output", "mask.gif"], "must end in .png"),
         (["walk", "--graph", "path:3000", "--show", "heat"], "up to 2,000 nodes"),
-        (["walk", "--graph", "path:30000"], "up to 20,000"),
+        (["walk", "--graph", "path:30000"], "30,000 nodes, but at most 20,000 can be drawn"),
         (["walk", "--graph", "path:4", "--show", "cube"], "spectrum"),
     ],
 )
@@ -100,14 +100,18 @@ def refused(tmp_path, graph, output="mask.png"):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("edges.txt", b"0 4000000000\n", "4,000,000,001 nodes, and pictures are drawn up to 20,000"),
+        ("edges.txt", b"0 4000000000\n", "4,000,000,001 nodes, but at most 20,000 can be drawn"),
         ("edges.csv", b"\xff\xfe0\x00", "it is not text in UTF-8"),
-        ("edges.tsv", b"", "there are no edges in it"),
-        ("graph.npz", b"", "no .npz archive"),
+        ("edges.tsv", b"", "it has no edges"),
+        ("graph.npz", b"", "it is not an .npz archive"),
         ("graph.mtx", b"%%MatrixMarket matrix coordinate real general\n9 9 999999999999\n", "999,999,999,999 entries"),
         ("graph.gml", b"graph [ " + b"a [ " * 50_000, "networkx cannot read it"),
         ("graph.graphml", b"\0", "networkx cannot read it"),
-        ("mesh.obj", b"v 0 0 0\nf 1 1 99999999999999999999\n", "pictures are drawn up to 20,000"),
+        (
+            "mesh.obj",
+            b"v 0 0 0\nf 1 1 99999999999999999999\n",
+            "refers to vertex 99999999999999999999, but the last one is 1",
+        ),
     ],
 )
 def test_hostile_files_are_one_line(tmp_path, name, content, message):

@@ -109,7 +109,7 @@ def test_pictures_and_videos_that_cannot_be_read_are_named(runs, tmp_path):
     bad = tmp_path / "bad.png"
     bad.write_bytes(b"no picture")
     assert refused(runs / "digits", bad) == (
-        f"{bad} cannot be read as a picture: it is damaged, or in no format that is read: PNG, JPEG, BMP, GIF, WEBP, "
+        f"{bad} cannot be read as an image: it is damaged, or not in a supported format: PNG, JPEG, BMP, GIF, WEBP, "
         "TIFF."
     )
     assert f"{bad} cannot be read as a video" in refused(runs / "moving-digits", bad)
@@ -168,7 +168,7 @@ def test_hostile_files_are_one_line(runs, tmp_path, monkeypatch):
     for name, content in files.items():
         (tmp_path / name).write_bytes(content)
         found = refused(runs / "digits", tmp_path / name)
-        assert f"{name} cannot be read as a picture" in found
+        assert f"{name} cannot be read as an image" in found
         assert "\n" not in found
     assert not started
     lies = {"rows": npy(header("(1000000000000, 3)", "'<f4'")), "objects": npy(header("(1,)", "'|O'"), b"\x80\x04N.")}

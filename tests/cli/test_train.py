@@ -119,7 +119,7 @@ def test_own_pictures_are_trained_on(tmp_path, capsys):
         (["--model.patch_size", "3"], "`image_size` must be a multiple of `patch_size`"),
         (["--model.image_size", "9"], "`model.image_size` is 9, but the data has 8"),
         (["--model.num_classes", "3"], "`model.num_classes` is 3, but the data has 10"),
-        (["--data.name", "digit"], "Did you mean 'digits'?"),
+        (["--data.name", "digit"], "There is no data set 'digit'. Did you mean digits?"),
         (["--data.name", "particles", "--data.limit", "None"], "has no classes"),
         (
             ["--data.name", "moving-digits", "--data.limit", "None", "--data.num_videos", "2", "--data.size", "16"],

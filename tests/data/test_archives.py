@@ -127,7 +127,7 @@ def test_a_zip_that_lies_about_a_size_is_refused(tmp_path):
 @pytest.mark.parametrize("names", [("a", "a"), ("a", "./a"), ("a", "."), ("a", "a/b"), ("a/b", "a")])
 def test_members_in_each_others_way_are_refused(tmp_path, make, names):
     archive = make(tmp_path / "archive", [(name, b"x") for name in names])
-    refused(archive, tmp_path, "in the way of another one")
+    refused(archive, tmp_path, "in conflict with another one of the same name")
 
 
 def test_modes_of_the_archive_are_not_obeyed(tmp_path):
@@ -210,7 +210,7 @@ def test_an_unknown_packing_is_named(tmp_path):
     changed = bytearray(content)
     changed[local + 8 : local + 10] = changed[central + 10 : central + 12] = (97).to_bytes(2, "little")
     archive.write_bytes(changed)
-    refused(archive, tmp_path, r"unknown way \(That compression method is not supported\). Delete a.zip and get it")
+    refused(archive, tmp_path, r"unknown method \(That compression method is not supported\). Delete a.zip and get it")
 
 
 def test_errors_of_the_disk_stay_what_they_are(tmp_path):
@@ -261,7 +261,7 @@ def test_a_name_of_many_megabytes_is_not_read(tmp_path, kind, start):
 def test_folders_within_folders_have_an_end(tmp_path, make):
     deep = make(tmp_path / "deep", [("a/" * 30_000 + "b", b"x")])
     with little_memory():
-        refused(deep, tmp_path, r"'a/a/a.*\.\.\. lies in 30,000 folders within each other, more than 100")
+        refused(deep, tmp_path, r"'a/a/a.*\.\.\. is nested 30,000 folders deep, more than 100")
 
 
 @pytest.mark.parametrize("packing", ["gz", "bz2", "xz"])

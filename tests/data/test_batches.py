@@ -132,7 +132,7 @@ def test_pictures_are_augmented_in_batches():
     ("options", "message"),
     [
         (dict(batch_size=0), "`batch_size` must be at least 1"),
-        (dict(batch_size=4, num_workers=-1), "`num_workers` at least 0"),
+        (dict(batch_size=4, num_workers=-1), "`num_workers` must be at least 0, but is -1"),
         (dict(batch_size=40, drop_last=True), "33 examples give no batch of 40"),
     ],
 )
@@ -144,7 +144,7 @@ def test_what_cannot_work_is_refused(options, message):
 def test_shares_that_do_not_exist_are_refused():
     with pytest.raises(ValueError, match=r"`rank` must lie in \[0, world_size=2\), but is 2"):
         Batches(in_memory(33), 4).shard(2, 2)
-    with pytest.raises(ValueError, match="`batch_size` is 4, so not each of 5 processes has an example"):
+    with pytest.raises(ValueError, match=r"`batch_size` is 4, too small for 5 processes\. Make it larger"):
         Batches(in_memory(33), 4).shard(0, 5)
 
 

@@ -41,7 +41,7 @@ def test_mean_and_std_are_those_of_the_pixels():
     ("options", "message"),
     [
         (dict(split="training"), "must be one of train, val, test"),
-        (dict(split="val"), "that of 'val' above 0"),
+        (dict(split="val"), "that of 'val' must be above 0"),
         (dict(test_fraction=0.7, val_fraction=0.4), "must lie in"),
         (dict(limit=2000), "`limit` must lie between 1 and the 1438"),
     ],

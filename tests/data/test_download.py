@@ -83,10 +83,10 @@ def test_the_next_address_is_tried(server, tmp_path):
     [
         (lambda server: remote(f"{server}/file.bin", content=CONTENT[:-1] + b"!"), "SHA-256 is .* instead of"),
         (lambda server: remote(f"{server}/file.bin", size=len(CONTENT) - 1), "more than the expected 9999 bytes"),
-        (lambda server: remote(f"{server}/file.bin", size=len(CONTENT) + 1), "10000 bytes came instead of 10001"),
+        (lambda server: remote(f"{server}/file.bin", size=len(CONTENT) + 1), "received 10000 bytes instead of 10001"),
         (lambda server: remote(f"{server}/gone"), "404"),
         (lambda server: remote("http://127.0.0.1:9/file.bin"), "refused"),
-        (lambda server: remote("file:///etc/hostname"), "only http and https"),
+        (lambda server: remote("file:///etc/hostname"), "the URL must start with http:// or https://"),
     ],
 )
 def test_what_is_wrong_leaves_nothing_behind(server, tmp_path, file_of, message):

@@ -32,21 +32,24 @@ def test_folds_are_read_in_both_layouts(file, layout, num_graphs):
     ("text", "message"),
     [
         ('[{"tra', r"TINY.json is not JSON"),
-        ("3", r"TINY.json must be a list of folds, \[{.*}, ...\], with numbers of graphs from 0, but has none"),
+        ("3", r"TINY.json must be a list of folds, \[{.*}, ...\], with indices of graphs from 0, but has none"),
         ("[]", r"must be a list of folds, .* but has none"),
-        ("[3]", r"Fold 0 of .*TINY.json must have graphs for train, but has null"),
-        ('[{"train": [1]}]', r"Fold 0 of .*TINY.json must have graphs for validation, but has null"),
-        ('[{"test": [0], "model_selection": []}]', r"must have graphs for train, but has null"),
-        ('[{"train": [0, 1], "validation": [], "test": [2, 3]}]', r"must have graphs for validation, but has \[\]"),
-        ('[{"train": [0, 1.0], "validation": [2], "test": [3]}]', r"must have graphs for train, but has \[0, 1.0\]"),
-        ('[{"train": 0, "validation": [2], "test": [3]}]', r"must have graphs for train, but has 0"),
-        ('[{"train": [1, 2], "validation": [3], "test": [4]}]', r"numbers of graphs from 0 to 3, but has 4"),
+        ("[3]", r"Fold 0 of .*TINY.json must list graphs for train, but has null"),
+        ('[{"train": [1]}]', r"Fold 0 of .*TINY.json must list graphs for validation, but has null"),
+        ('[{"test": [0], "model_selection": []}]', r"must list graphs for train, but has null"),
+        ('[{"train": [0, 1], "validation": [], "test": [2, 3]}]', r"must list graphs for validation, but has \[\]"),
+        ('[{"train": [0, 1.0], "validation": [2], "test": [3]}]', r"must list graphs for train, but has \[0, 1.0\]"),
+        ('[{"train": 0, "validation": [2], "test": [3]}]', r"must list graphs for train, but has 0"),
+        ('[{"train": [1, 2], "validation": [3], "test": [4]}]', r"indices of graphs from 0 to 3, but has 4"),
         ('[{"train": [0, 1], "validation": [2], "test": [1000000000000000000000]}]', r"but has 1000000000000000000000"),
-        ('[{"train": [0, 1], "validation": [-1], "test": [3]}]', r"numbers of graphs from 0 to 3, but has -1"),
-        ('[{"train": [0, 1], "validation": [3], "test": [2, 3]}]', r"must have every graph once, but has 3 2 times"),
-        ('[{"train": [0, 1], "validation": [2], "test": [1]}]', r"must have every graph once, but has 1 2 times"),
-        ('[{"train": [0], "validation": [2], "test": [3]}]', r"must have each of the 4 graphs once, but lacks 1"),
-        ('[{"train": [0], "validation": [1], "test": [2]}]', r"must have each of the 4 graphs once, but lacks 3"),
+        ('[{"train": [0, 1], "validation": [-1], "test": [3]}]', r"indices of graphs from 0 to 3, but has -1"),
+        (
+            '[{"train": [0, 1], "validation": [3], "test": [2, 3]}]',
+            r"must have each graph once, but has graph 3 2 times",
+        ),
+        ('[{"train": [0, 1], "validation": [2], "test": [1]}]', r"must have each graph once, but has graph 1 2 times"),
+        ('[{"train": [0], "validation": [2], "test": [3]}]', r"must have each of the 4 graphs once, but lacks graph 1"),
+        ('[{"train": [0], "validation": [1], "test": [2]}]', r"must have each of the 4 graphs once, but lacks graph 3"),
     ],
 )
 def test_what_is_wrong_with_a_file_is_named(file, text, message):
@@ -59,7 +62,7 @@ def test_folds_that_test_on_a_graph_twice_are_no_cross_validation(file, monkeypa
     file.write_text(json.dumps(FOLDS[:1] * 3))
     assert len(fair_splits(NAME, 4, file.parent.parent)) == 3, "splits of one's own may overlap"
     monkeypatch.setitem(TU_SETS, NAME, TUEntry(4, 2))
-    with pytest.raises(ValueError, match=r"must test on every graph once, but 3 test on \d"):
+    with pytest.raises(ValueError, match=r"must test on each graph once, but 3 folds test on graph \d"):
         fair_splits(NAME, root=file.parent.parent)
 
 
@@ -108,7 +111,7 @@ def test_every_fold_draws_a_hold_out_of_its_own():
 def test_sets_that_are_too_small_for_folds_are_refused():
     with pytest.raises(ValueError, match="`num_folds` must lie between 2 and the 102 graphs, but is 103"):
         stratified_folds(torch.arange(102) % 3, 103)
-    with pytest.raises(ValueError, match="2 graphs are too few for 2 folds, each with a hold-out: a part is empty"):
+    with pytest.raises(ValueError, match="2 graphs are too few for 2 folds with a hold-out each: a part is empty"):
         stratified_folds(torch.arange(2), 2)
     with pytest.raises(ValueError, match=r"`labels` must be integers of shape \[G\], but are torch.float32"):
         stratified_folds(torch.rand(12))
@@ -118,7 +121,7 @@ def test_sets_that_are_too_small_for_folds_are_refused():
 def test_folds_without_end_are_refused(tmp_path, text):
     (tmp_path / "splits").mkdir()
     (tmp_path / "splits" / "TINY.json").write_text(text)
-    with pytest.raises(ValueError, match=r"TINY.json (is not JSON|must have graphs for train)") as found:
+    with pytest.raises(ValueError, match=r"TINY.json (is not JSON|must list graphs for train)") as found:
         fair_splits("TINY", 4, tmp_path)
     assert len(str(found.value)) < 400
 

@@ -62,7 +62,7 @@ def test_processes_share_every_batch():
     parts = [sizes(batches.shard(rank, 2)) for rank in range(2)]
     assert [len(part) for part in parts] == [3, 2]
     assert parts[0][0] + parts[1][0] == whole[0]
-    with pytest.raises(ValueError, match=r"`rank` must lie in \[0, world_size\)"):
+    with pytest.raises(ValueError, match=r"`rank` must lie in \[0, world_size=2\), but is 2"):
         batches.shard(2, 2)
 
 
@@ -86,24 +86,29 @@ def test_sets_come_from_pyg():
     assert (found.num_classes, found.labels.tolist(), found.graphs[0].num_edges) == (3, [0, 2], 1)
     with pytest.raises(ValueError, match="Graph 0 of pairs has no `y`, its class"):
         GraphSet.from_pyg("pairs", [Data(x=torch.ones(2, 3), edge_index=edges)])
-    with pytest.raises(ValueError, match="`dataset` has no graphs of pairs"):
+    with pytest.raises(ValueError, match="`dataset` of pairs is empty"):
         GraphSet.from_pyg("pairs", [])
-    with pytest.raises(ValueError, match=r"`x` of graph 1 of pairs must have shape .*, but has shape \(2,\)"):
+    with pytest.raises(
+        ValueError, match=r"Graph 1 of pairs must have `x` of shape \[num_nodes, features\], not \(2,\)"
+    ):
         GraphSet.from_pyg("pairs", [data[0], Data(x=torch.ones(2), edge_index=edges, y=torch.tensor([0]))])
     for y, message in (
-        (torch.tensor([0.9]), "`y` of graph 1 of pairs must be integers, classes from 0, but is torch.float32"),
-        (torch.tensor([[0, 1, 1]]), r"`y` of graph 1 of pairs must be 1 class, but has shape \(1, 3\)"),
-        (torch.tensor([-1]), r"`labels` must be integers in \[0, 1\), the classes, but that of graph 1 is -1"),
+        (
+            torch.tensor([0.9]),
+            "`y` of graph 1 of pairs must hold integers, classes from 0, but has dtype torch.float32",
+        ),
+        (torch.tensor([[0, 1, 1]]), r"`y` of graph 1 of pairs must hold 1 class label, but has shape \(1, 3\)"),
+        (torch.tensor([-1]), r"`labels` must be classes in \[0, 1\), but the label of graph 1 is -1"),
     ):
         with pytest.raises(ValueError, match=message):
             GraphSet.from_pyg("pairs", [data[0], Data(x=torch.ones(2, 3), edge_index=edges, y=y)])
     plain = [Data(x=torch.ones(2, 3), edge_index=edges, y=y) for y in (1, np.array([0]))]
     assert GraphSet.from_pyg("pairs", plain).labels.tolist() == [1, 0]
     data[1].x[1, 2] = torch.nan
-    with pytest.raises(ValueError, match="`features` of graph 1 must be finite, but those of node 1 are not"):
+    with pytest.raises(ValueError, match="`features` of graph 1 must be finite, but node 1 has NaN or inf"):
         GraphSet.from_pyg("pairs", data)
     data[1].x[1, 2] = 0
-    with pytest.raises(ValueError, match="`max_degree` is 3, but is for degree='one-hot' only, not 'none'"):
+    with pytest.raises(ValueError, match="`max_degree` is 3, but only degree='one-hot' has it, not 'none'"):
         GraphSet.from_pyg("pairs", data, max_degree=3)
 
 
@@ -118,23 +123,25 @@ def test_parts_of_a_set_as_pyg_has_them():
         assert part.labels.tolist() == found.labels[[2, 4]].tolist()
     assert found.batch(mask).graph.parts == (found.graphs[2], found.graphs[4])
     assert found[torch.tensor(3)][0] is found.graphs[3]
-    with pytest.raises(ValueError, match=r"must have shape \(6,\), but has \(5,\)"):
+    with pytest.raises(ValueError, match=r"A mask for .* must have shape \(6,\), not \(5,\)"):
         found[mask[1:]]
     for wrong in ([0.7, 1.2], torch.tensor([[0, 1]])):
-        with pytest.raises(ValueError, match="`indices` must be integers, places of graphs"):
+        with pytest.raises(ValueError, match=r"`indices` must be integers of shape \[n\], but are"):
             found.subset(wrong)
-    with pytest.raises(ValueError, match="`indices` has no graphs"):
+    with pytest.raises(ValueError, match="`indices` is empty"):
         found.batch([])
 
 
 def test_bad_features_and_labels_are_named():
     graphs, labels = [tm.path_graph(2)], torch.tensor([0])
-    with pytest.raises(ValueError, match=r"`features` of graph 0 must have a floating dtype, but have torch.int64"):
+    with pytest.raises(
+        ValueError, match=r"`features` of graph 0 must be floats of shape \[num_nodes=2, 1\], but are torch.int64"
+    ):
         GraphSet("one", graphs, [torch.ones(2, 1).long()], labels, ("a",))
     with pytest.raises(ValueError, match=r"`labels` must have shape \(1,\), but have \(1, 1\)"):
         GraphSet("one", graphs, [torch.ones(2, 1)], labels[None], ("a",))
     pair = Data(x=torch.ones(2, 3), edge_index=torch.tensor([[0, 1], [1, 0]]), y=0)
-    with pytest.raises(ValueError, match="must be a list of PyG's Data, but number 0 of it is a tuple"):
+    with pytest.raises(ValueError, match="must be a list of PyG's Data, but element 0 is a tuple"):
         GraphSet.from_pyg("one", pair)
     one_way = Data(x=torch.ones(2, 3), edge_index=torch.tensor([[0], [1]]), y=0)
     with pytest.raises(ValueError, match=r"Graph 1 of two: `edge_index` must be symmetric"):
@@ -155,7 +162,9 @@ def test_quantities_are_standardised_like_those_of_another_set():
         new.standardized().subset([0, 1]).standardized(known[:].standardized()),
     ):
         torch.testing.assert_close(torch.cat(again.features), expected, rtol=1e-4, atol=1e-4)
-    with pytest.raises(ValueError, match=r"`reference` must have the columns of x, but has 1 features, of which \[\]"):
+    with pytest.raises(
+        ValueError, match=r"`reference` must have the columns of x, .*, but has 1 features with quantities \[\]"
+    ):
         new.standardized(GraphSet("y", graphs, [torch.ones(2, 1)] * 2, labels, ("a",)))
 
 
@@ -217,9 +226,12 @@ def test_quantities_are_standardised_over_the_reference():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"features": [torch.ones(1, 2), torch.ones(1, 2)]}, r"graph 1 must have shape \[num_nodes=2, 2\]"),
-        ({"labels": torch.tensor([0, 3])}, r"`labels` must be integers in \[0, 3\)"),
-        ({"labels": torch.tensor([0])}, "as many graphs as features and labels"),
+        ({"features": [torch.ones(1, 2), torch.ones(1, 2)]}, r"graph 1 must be floats of shape \[num_nodes=2, 2\]"),
+        ({"labels": torch.tensor([0, 3])}, r"`labels` must be classes in \[0, 3\), but the label of graph 1 is 3"),
+        (
+            {"labels": torch.tensor([0])},
+            "`graphs`, `features` and `labels` must have the same length, at least 1, but have 2, 2 and 1",
+        ),
     ],
 )
 def test_parts_that_do_not_fit_are_named(change, message):

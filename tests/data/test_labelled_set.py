@@ -39,7 +39,7 @@ def test_subset_keeps_the_order_asked_for():
         (dict(inputs=torch.zeros(5, 4, 4, dtype=torch.uint8)), "`inputs` must be uint8"),
         (dict(labels=torch.zeros(4, dtype=torch.long)), r"`labels` must be integers of shape \[N=5\]"),
         (dict(labels=torch.zeros(5)), "`labels` must be integers"),
-        (dict(labels=torch.tensor([0, 1, 2, 0, 0])), r"`labels` must lie in \[0, 2\).*between 0 and 2"),
+        (dict(labels=torch.tensor([0, 1, 2, 0, 0])), r"`labels` must lie in \[0, num_classes=2\).*between 0 and 2"),
     ],
 )
 def test_what_does_not_fit_is_refused(arguments, message):

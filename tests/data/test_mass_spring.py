@@ -105,5 +105,5 @@ def test_the_floor_stops_and_brakes():
 
 @pytest.mark.parametrize("num_neighbors", [0, 60])
 def test_numbers_of_springs_must_fit(num_neighbors):
-    with pytest.raises(ValueError, match="`num_neighbors` must lie between 1 and the number of particles - 1, 59"):
+    with pytest.raises(ValueError, match="`num_neighbors` must lie between 1 and 59, the number of particles minus 1"):
         MassSpring(blob(), Material(num_neighbors=num_neighbors))

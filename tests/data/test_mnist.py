@@ -8,8 +8,7 @@ import torch
 from helpers.data_files import write_idx, write_mnist
 from helpers.hostile_files import MIB, little_memory, zeros_gz
 from topomask.data import DownloadError, MissingDataError
-from topomask.data.idx import read_idx
-from topomask.data.mnist import fashion_mnist, mnist
+from topomask.data.mnist import fashion_mnist, mnist, read_idx
 
 SETS = [("mnist", mnist), ("fashion-mnist", fashion_mnist)]
 IMAGES, LABELS = "train-images-idx3-ubyte.gz", "train-labels-idx1-ubyte.gz"
@@ -64,7 +63,7 @@ def test_an_offline_machine_is_told_what_to_do(tmp_path, monkeypatch):
         raise OSError("no network")
 
     monkeypatch.setattr("urllib.request.urlopen", offline)
-    with pytest.raises(DownloadError, match=r"no network.*offline.*another one and put it at"):
+    with pytest.raises(DownloadError, match=r"no network.*offline.*another one and copy it to"):
         mnist("train", root=tmp_path, download=True)
 
 
@@ -99,10 +98,10 @@ def header(*shape, kind=8):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (header(3) + b"abc", "must be an IDX file of unsigned bytes in 3 dimensions, so start with 00000803"),
+        (header(3) + b"abc", "must be an IDX file of unsigned bytes in 3 dimensions, starting with 00000803"),
         (header(1, 1, 1, kind=13) + b"abcd", "but starts with 00000d03"),
         (b"", "but starts with ."),
-        (header(2, 2, 2)[:9], "its header breaks off"),
+        (header(2, 2, 2)[:9], "truncated: its header is incomplete"),
         (header(2, 2, 2) + b"1234567", r"must hold 8 bytes after its header \(2, 2, 2\), but holds 7"),
         (header(2, 2, 2) + b"123456789", "but holds more"),
         (header(2**31, 2**31, 2**31) + b"1", "more than"),
@@ -120,7 +119,7 @@ def test_compressed_files_that_are_cut_short_are_refused(tmp_path, kept):
     rng = np.random.default_rng(0)
     write_idx(tmp_path / "file.gz", rng.integers(0, 256, size=(5, 4, 4)))
     path = corrupt(tmp_path, (tmp_path / "file.gz").read_bytes()[:kept])
-    with pytest.raises(ValueError, match="damaged or cut short"):
+    with pytest.raises(ValueError, match="damaged or truncated"):
         read_idx(path, num_dims=3)
 
 
@@ -143,7 +142,7 @@ def test_idx_round_trip_gives_writable_memory(tmp_path):
 def test_pictures_and_labels_must_match(tmp_path):
     write_mnist(tmp_path / "mnist")
     write_idx(tmp_path / "mnist" / LABELS, np.zeros(29))
-    with pytest.raises(ValueError, match=r"30 pictures.*29 labels"):
+    with pytest.raises(ValueError, match=r"30 images.*29 labels"):
         mnist(root=tmp_path)
     write_idx(tmp_path / "mnist" / LABELS, np.full(30, 10))
     with pytest.raises(ValueError, match="must hold labels below 10, but holds 10"):

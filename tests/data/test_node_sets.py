@@ -55,9 +55,9 @@ def test_reads_the_graph_its_features_and_its_splits(tmp_path):
 
 def test_features_are_scaled(tmp_path, monkeypatch):
     write(tmp_path)
-    binary = node_set(NAME, tmp_path, scaling="binary").x.to_dense()
+    binary = node_set(NAME, tmp_path, scaling="binary").x
     assert binary.tolist() == [[1, 0, 1], [0, 0, 0], [0, 1, 0], [1, 1, 1]]
-    rows = node_set(NAME, tmp_path, scaling="row").x.to_dense()
+    rows = node_set(NAME, tmp_path, scaling="row").x
     torch.testing.assert_close(rows.sum(dim=1), torch.tensor([1.0, 0.0, 1.0, 1.0]))
     monkeypatch.setitem(NODE_SETS, NAME, NodeEntry(4, 2, "roc_auc", scaling="binary", sparse=False))
     write(tmp_path, y=np.array([0, 1, 1, 0]))
@@ -89,7 +89,7 @@ def test_files_that_are_cut_off_or_hold_objects_are_refused(tmp_path):
             node_set(NAME, tmp_path)
     with file.open("wb") as out:
         np.save(out, np.ones(3))
-    with pytest.raises(ValueError, match=r"it is one array"):
+    with pytest.raises(ValueError, match=r"it is a single array, not an archive of arrays"):
         node_set(NAME, tmp_path)
     write(tmp_path, y=np.array([0, 1, "a", None], dtype=object))
     with pytest.raises(
@@ -102,7 +102,7 @@ def test_files_that_are_cut_off_or_hold_objects_are_refused(tmp_path):
     ("changes", "message"),
     [
         ({"y": np.array([0, 1, 2])}, "`y` of .*tiny.npz must be 4 classes, integers from 0"),
-        ({"edges": np.array([[0, 9]])}, "contradicts itself: .*9"),
+        ({"edges": np.array([[0, 9]])}, "is inconsistent: .*9"),
         (
             {"train_mask": np.ones((1, 3), dtype=bool)},
             r"`masks\['train'\]` must be bool of shape \[splits, num_nodes=4\]",
@@ -115,20 +115,23 @@ def test_files_that_are_cut_off_or_hold_objects_are_refused(tmp_path):
         ),
         (
             {"test_mask": np.zeros((3, 4), dtype=bool)},
-            "as many splits in all of `masks`, and one at least, but there are 2, 2 and 3 of train, val and test",
+            "same number of splits, at least 1, but train, val and test have 2, 2 and 3. Repeat a mask",
         ),
-        ({f"{split}_mask": np.zeros((0, 4), dtype=bool) for split in ("train", "val", "test")}, "there are 0, 0 and 0"),
-        ({"train_mask": np.array([["a"] * 4] * 2)}, "contradicts itself: train_mask must be bool, but is <U1"),
+        (
+            {f"{split}_mask": np.zeros((0, 4), dtype=bool) for split in ("train", "val", "test")},
+            "at least 1, but train, val and test have 0, 0 and 0",
+        ),
+        ({"train_mask": np.array([["a"] * 4] * 2)}, "is inconsistent: train_mask must be bool, but is <U1"),
         ({"train_mask": np.array(True)}, r"`masks\['train'\]` must be bool .*, but is torch.bool of shape \(\)"),
         ({"x_data": np.array(["a"] * 6)}, "`x_data` of .*tiny.npz must be real numbers, but is <U1"),
         ({"x_data": np.ones(6) * 1j}, "`x_data` of .*tiny.npz must be real numbers, but is complex128"),
-        ({"x_indices": np.full(6, 7)}, "The features in .*tiny.npz are no sparse matrix"),
-        ({"x_data": np.ones(2)}, "The features in .*tiny.npz are no sparse matrix"),
+        ({"x_indices": np.full(6, 7)}, "The features in .*tiny.npz are not a valid sparse matrix"),
+        ({"x_data": np.ones(2)}, "The features in .*tiny.npz are not a valid sparse matrix"),
         (
             {"x_data": np.array([1, 1, np.nan, 1, 1, 1])},
-            "The features in .*tiny.npz must be finite, but those of node 2",
+            "The features in .*tiny.npz must be finite, but node 2 has NaN or inf",
         ),
-        ({"edges": np.array([[0.4, 1.0], [3.0, 2.0]])}, "contradicts itself: .*integers"),
+        ({"edges": np.array([[0.4, 1.0], [3.0, 2.0]])}, "is inconsistent: .*integers"),
     ],
 )
 def test_contradictions_are_named(tmp_path, changes, message):
@@ -143,7 +146,7 @@ def test_a_known_set_of_another_size_is_refused(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match=r"tiny.npz has 4 nodes, but tiny has 5"):
         node_set(NAME, tmp_path)
     monkeypatch.setitem(NODE_SETS, NAME, NodeEntry(4, 3))
-    with pytest.raises(ValueError, match=r"contradicts itself: there are 2 edges, but tiny has 3"):
+    with pytest.raises(ValueError, match=r"is inconsistent: there are 2 edges, but tiny has 3"):
         node_set(NAME, tmp_path)
 
 
@@ -158,13 +161,13 @@ def test_sets_come_from_pyg():
     for field, value, message in (
         ("x", None, "one has no `x`, features of its nodes"),
         ("y", None, "one has no `y`, classes of its nodes"),
-        ("y", torch.tensor([0.2, 0.7, 1.6]), "`y` of one must be integers"),
-        ("y", torch.tensor([0, -1, 1]), r"must be integers in \[0, 2\), the classes, but that of node 1 is -1"),
-        ("x", torch.tensor([[0.0], [torch.inf], [torch.nan]]), "must be finite, but those of node 1 are not"),
+        ("y", torch.tensor([0.2, 0.7, 1.6]), "`y` of one must hold integers, classes from 0"),
+        ("y", torch.tensor([0, -1, 1]), r"must be classes in \[0, 2\), but the label of node 1 is -1"),
+        ("x", torch.tensor([[0.0], [torch.inf], [torch.nan]]), "must be finite, but node 1 has NaN or inf"),
         ("x", torch.ones(3), r"`x` of one must be dense, of shape \[num_nodes, features\], but has .* shape \(3,\)"),
         ("x", torch.ones(3, 1).to_sparse(), "`x` of one must be dense, .*, but has layout torch.sparse_coo"),
         ("train_mask", torch.tensor(True), r"`masks\['train'\]` must be bool of shape"),
-        ("y", torch.tensor([0, 1]), r"`y` of one must be 3 classes, but has shape \(2,\)"),
+        ("y", torch.tensor([0, 1]), r"`y` of one must hold 3 class labels, but has shape \(2,\)"),
     ):
         kept = data[field]
         data[field] = value
@@ -194,15 +197,31 @@ def test_sets_of_pyg_can_be_saved_and_read(kept, tmp_path):
     data = pyg_data()
     data.x *= torch.rand(30, 40) < kept
     found = NodeSet.from_pyg("mine", data, "roc_auc")
-    assert isinstance(found.x, SparseRows) == (kept < 0.1)
+    assert isinstance(found.features, SparseRows) == (kept < 0.1)
     found.save(tmp_path / "node" / "mine.npz")
     assert [path.name for path in (tmp_path / "node").iterdir()] == ["mine.npz"]
     read = node_set("mine", tmp_path, metric="roc_auc")
-    assert type(read.x) is type(found.x)
+    assert type(read.features) is type(found.features)
     assert read.graph.fingerprint == found.graph.fingerprint
-    assert torch.equal(read.x.to_dense(), data.x)
+    assert torch.equal(read.x, data.x)
     assert torch.equal(read.labels, found.labels)
     assert all(torch.equal(read.masks[split], mask) for split, mask in found.masks.items())
+
+
+@pytest.mark.parametrize("kept", [0.05, 1.0])
+def test_x_is_always_a_dense_tensor(kept):
+    data = pyg_data()
+    data.x *= torch.rand(30, 40) < kept
+    found = NodeSet.from_pyg("mine", data)
+    assert type(found.x) is torch.Tensor
+    assert torch.equal(found.x, data.x)
+    assert found.x is found.x, "built once"
+    # Models get the features as they are stored, without a dense copy of sparse ones.
+    assert found.batch("train").x is found.features
+    assert (found.features is found.x) == (kept == 1.0)
+    assert tuple(found.features.shape) == (30, found.num_features)
+    with pytest.raises(AttributeError, match="'x'"):
+        found.x = data.x
 
 
 def test_features_of_pyg_are_scaled(tmp_path):
@@ -225,7 +244,7 @@ def test_what_cannot_be_saved(tmp_path):
     weighted = NodeSet.from_pyg("mine", pyg_data(edge_weight=torch.full((12,), 2.0)))
     batch = NodeSet.from_pyg("mine", pyg_data(batch=torch.arange(30) // 15))
     for each in (found, weighted, batch):
-        with pytest.raises(ValueError, match="mine must be one graph without directions and weights to be saved"):
+        with pytest.raises(ValueError, match="mine must be a single undirected graph without weights to be saved"):
             each.save(tmp_path / "mine.npz")
     assert not list(tmp_path.iterdir())
 
@@ -239,13 +258,15 @@ def test_nodes_in_no_split_need_no_class(tmp_path):
     data.y = [1, 0, 99, 1]
     assert NodeSet.from_pyg("some", data, "roc_auc").num_classes == 2
     data.y = [2, 0, -1, 1]
-    with pytest.raises(ValueError, match="`metric` 'roc_auc' is for two classes, but there are 3"):
+    with pytest.raises(ValueError, match="`metric` 'roc_auc' needs two classes, but there are 3"):
         NodeSet.from_pyg("some", data, "roc_auc")
     masks = {f"{split}_mask": data[f"{split}_mask"].numpy()[None] for split in ("train", "val", "test")}
     write(tmp_path, y=np.array([1, 0, -1, 1]), **masks)
     assert node_set(NAME, tmp_path).num_classes == 2
     write(tmp_path, y=np.array([1, -1, 0, 1]), **masks)
-    with pytest.raises(ValueError, match=r"that of node 1 is -1. Take it out of all splits"):
+    with pytest.raises(
+        ValueError, match=r"the label of node 1 is -1. If its class is unknown, remove it from all splits"
+    ):
         node_set(NAME, tmp_path)
 
 
@@ -280,19 +301,19 @@ def test_the_real_sets_have_splits_that_are_possible(name):
     ("changes", "message"),
     [
         ({"x_shape": np.array([4, 10**12])}, r"x_shape is \(4, 1000000000000\), but there are 6 entries"),
-        ({"x_shape": np.array([10**12, 3])}, "no sparse matrix"),
-        ({"x_shape": np.array([4, -3])}, "no sparse matrix"),
-        ({"x_shape": np.array([4, np.inf])}, "no sparse matrix"),
-        ({"x_shape": np.array([[4, 3]])}, "no sparse matrix"),
-        ({"x_shape": np.array(4)}, "no sparse matrix"),
-        ({"x_shape": np.array([12])}, "no sparse matrix"),
-        ({"x_indices": np.full(6, -1)}, "no sparse matrix"),
+        ({"x_shape": np.array([10**12, 3])}, "not a valid sparse matrix"),
+        ({"x_shape": np.array([4, -3])}, "not a valid sparse matrix"),
+        ({"x_shape": np.array([4, np.inf])}, "not a valid sparse matrix"),
+        ({"x_shape": np.array([[4, 3]])}, "not a valid sparse matrix"),
+        ({"x_shape": np.array(4)}, "not a valid sparse matrix"),
+        ({"x_shape": np.array([12])}, "not a valid sparse matrix"),
+        ({"x_indices": np.full(6, -1)}, "not a valid sparse matrix"),
         ({"x_indices": np.full(6, 0.5)}, "must be integers, but one is float64"),
-        ({"x_indptr": np.array([0, 10**9, 2, 3, 6])}, "no sparse matrix"),
+        ({"x_indptr": np.array([0, 10**9, 2, 3, 6])}, "not a valid sparse matrix"),
         ({"y": np.array([0, 1, 10**12, 1])}, "there are 4 nodes, but a class has the number 1000000000000"),
-        ({"y": np.array([0, 1, 2**64 - 1, 1], dtype=np.uint64)}, "contradicts itself"),
-        ({"edges": np.array([[0, 4 * 10**9]])}, "contradicts itself: .*4000000000"),
-        ({"edges": np.array([0, 1])}, "contradicts itself"),
+        ({"y": np.array([0, 1, 2**64 - 1, 1], dtype=np.uint64)}, "is inconsistent"),
+        ({"edges": np.array([[0, 4 * 10**9]])}, "is inconsistent: .*4000000000"),
+        ({"edges": np.array([0, 1])}, "is inconsistent"),
         ({"edges": npy(header("(1000000000000, 2)"))}, r"edges.npy is damaged"),
         ({"train_mask": npy(header("(1000000000000, 4)", "'|b1'"))}, r"train_mask.npy is damaged"),
     ],

@@ -74,7 +74,7 @@ def test_headers_without_end_are_not_read(tmp_path):
             read_npz(tmp_path / name)
     for version in (3, 9):
         write_npz(tmp_path / "new.npz", x=npy("{}", version=version))
-        with pytest.raises(ValueError, match=rf"version \({version}, 0\) of the format is not read"):
+        with pytest.raises(ValueError, match=rf"version \({version}, 0\) of the format is not supported"):
             read_npz(tmp_path / "new.npz")
 
 
@@ -93,10 +93,10 @@ def test_what_is_no_archive_is_named(tmp_path):
     np.save(tmp_path / "a.npy", np.ones(3))
     (tmp_path / "text.npz").write_text("no archive")
     (tmp_path / "empty.npz").write_bytes(b"")
-    with pytest.raises(ValueError, match="one array, not an archive"):
+    with pytest.raises(ValueError, match="a single array, not an archive of arrays"):
         read_npz(tmp_path / "a.npy")
     for name in ("text.npz", "empty.npz"):
-        with pytest.raises(ValueError, match=r"no \.npz archive, or a damaged one"):
+        with pytest.raises(ValueError, match=r"it is not an \.npz archive, or it is damaged"):
             read_npz(tmp_path / name)
     with pytest.raises(FileNotFoundError, match=r"gone\.npz"):
         read_npz(tmp_path / "gone.npz")

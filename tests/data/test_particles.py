@@ -107,7 +107,7 @@ def test_defaults():
         (dict(frame_time=0.0), "`frame_time` positive"),
         (dict(horizon=0), "`horizon` must lie between 1 and num_frames - 1 = 29, but is 0"),
         (dict(horizon=30), "but is 30"),
-        (dict(num_particles=12), "`num_particles` must exceed the number of neighbours, 12, but is 12"),
+        (dict(num_particles=12), "`num_particles` must exceed `num_neighbors`=12 of the material, but is 12"),
     ],
 )
 def test_what_cannot_be_simulated_is_refused(options, message):

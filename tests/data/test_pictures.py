@@ -38,9 +38,9 @@ def test_what_is_scaled_covers_the_size_and_no_more(size, shape):
 
 
 def test_a_strip_that_would_grow_beyond_all_bounds_is_refused():
-    with pytest.raises(ValueError, match="scaled to cover the size, it has 65536000 x 64 pixels"):
+    with pytest.raises(ValueError, match="resized to cover the size, it has 65536000 x 64 pixels"):
         _cover(1_024_000, 1, 64, MAX_PIXELS)
-    with pytest.raises(ValueError, match="scaled to cover the size"):
+    with pytest.raises(ValueError, match="resized to cover the size"):
         decode_image(encoded(np.zeros((1, 50_000))), 256)
 
 
@@ -83,9 +83,13 @@ def test_colours_become_grey_and_grey_becomes_colours():
 def test_a_picture_that_cannot_be_read_is_named(tmp_path):
     path = tmp_path / "bad.png"
     cut = encoded(np.random.default_rng(0).integers(0, 256, (40, 40)))[:-500]
-    for content, message in ((b"", "no format"), (b"text", "no format"), (cut, "truncated")):
+    for content, message in (
+        (b"", "not in a supported format"),
+        (b"text", "not in a supported format"),
+        (cut, "truncated"),
+    ):
         path.write_bytes(content)
-        with pytest.raises(ValueError, match=rf"bad.png cannot be read as a picture: .*{message}") as found:
+        with pytest.raises(ValueError, match=rf"bad.png cannot be read as an image: .*{message}") as found:
             read_image(path)
         assert "object at 0x" not in str(found.value)
     with pytest.raises(FileNotFoundError, match=r"gone\.png"):
@@ -125,7 +129,7 @@ def test_no_other_format_is_read(tmp_path, kind):
         assert picture.format == kind
     (tmp_path / "cat.png").write_bytes(out.getvalue())
     with pytest.raises(
-        ValueError, match=r"cat.png cannot be read as a picture: it is damaged, or in no format that is"
+        ValueError, match=r"cat.png cannot be read as an image: it is damaged, or not in a supported format"
     ):
         read_image(tmp_path / "cat.png")
 
@@ -139,7 +143,7 @@ def test_no_picture_starts_a_program(tmp_path, monkeypatch):
     for content in (EPS, b"\xc5\xd0\xd3\xc6" + EPS, b"\n" + EPS):
         (tmp_path / "cat.png").write_bytes(content)
         with pytest.raises(
-            ValueError, match=r"cat.png cannot be read as a picture: .*no format that is read: PNG, JPEG"
+            ValueError, match=r"cat.png cannot be read as an image: .*not in a supported format: PNG, JPEG"
         ):
             read_image(tmp_path / "cat.png")
     assert not started

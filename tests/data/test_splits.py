@@ -48,7 +48,7 @@ def test_train_and_val_are_complementary_and_test_is_whole():
 
 def test_nothing_is_held_out_unless_asked_for():
     assert len(choose(LABELS, "train", val_fraction=0.0, split_seed=0, limit=None)) == 83
-    with pytest.raises(ValueError, match="nothing is held out"):
+    with pytest.raises(ValueError, match="split='val' is empty, because nothing is held out"):
         choose(LABELS, "val", val_fraction=0.0, split_seed=0, limit=None)
     with pytest.raises(ValueError, match="`val_fraction` must lie"):
         choose(LABELS, "train", val_fraction=1.0, split_seed=0, limit=None)

@@ -70,7 +70,7 @@ def test_is_what_pyg_reads(tmp_path):
 
 def test_degrees_are_one_hot_up_to_a_cap_or_logarithms(tmp_path):
     folder = write(tmp_path, leave_out="node_labels")
-    with pytest.warns(UserWarning, match="has attributes of nodes, but no labels: nodes have the constant 1"):
+    with pytest.warns(UserWarning, match="has node attributes, but no node labels: the only feature is the constant 1"):
         tu_dataset(NAME, tmp_path)
     (folder / f"{NAME}_node_attributes.txt").unlink()
     assert torch.cat(tu_dataset(NAME, tmp_path).features).tolist() == [[1.0]] * 7
@@ -109,17 +109,17 @@ def test_a_set_that_is_not_there_is_named(tmp_path):
 @pytest.mark.parametrize(
     ("kind", "text", "message"),
     [
-        ("A", "1, 2\n2, 1\n2,", r"TINY_A.txt in .* has 5 numbers in 3 lines: it is cut off"),
-        ("A", "1, 2\n2, x\n", r"TINY_A.txt in .* has something that is no whole number"),
-        ("A", "0, 1\n1, 0\n", r"TINY_A.txt in .* has edges of node 0, but nodes are numbered from 1 on"),
+        ("A", "1, 2\n2, 1\n2,", r"TINY_A.txt in .* has 5 numbers in 3 lines: it is truncated"),
+        ("A", "1, 2\n2, x\n", r"TINY_A.txt in .* has something that is not a whole number"),
+        ("A", "0, 1\n1, 0\n", r"TINY_A.txt in .* has an edge of node 0, but nodes are numbered from 1"),
         ("A", "1\n2\n", "must have two numbers per line"),
-        ("A", "", "has 0 numbers in 0 lines: it is cut off"),
-        ("A", "1, 9\n", "has edges of node 9, but there are 7 nodes"),
+        ("A", "", "has 0 numbers in 0 lines: it is truncated"),
+        ("A", "1, 9\n", "has an edge of node 9, but there are 7 nodes"),
         ("A", "3, 4\n", r"Edge \(3, 4\) of TINY_A.txt in .* joins two graphs"),
-        ("graph_labels", "1\n-1\n", "labels of 2 graphs and nodes of 3: a file is cut off"),
+        ("graph_labels", "1\n-1\n", "TINY_graph_labels.txt in .* has 2 lines for 3 graphs: a file is truncated"),
         ("graph_labels", "1, 0\n-1, 1\n1, 1\n", "must have one class per line, but has 2 numbers"),
         ("graph_indicator", "1\n1\n3\n", "must number graphs 1, 2, 3"),
-        ("node_labels", "0\n1\n", "TINY_node_labels.txt in .* has 2 lines for 7 nodes: a file is cut off"),
+        ("node_labels", "0\n1\n", "TINY_node_labels.txt in .* has 2 lines for 7 nodes: a file is truncated"),
     ],
 )
 def test_files_that_are_cut_off_are_named(tmp_path, kind, text, message):
@@ -134,7 +134,7 @@ def test_archives_that_are_cut_off_are_named(tmp_path):
     place.mkdir(parents=True)
     whole = zip_folder(folder, place / f"{NAME}.zip").read_bytes()
     (place / f"{NAME}.zip").write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(ValueError, match=r"TINY.zip is no whole zip archive"):
+    with pytest.raises(ValueError, match=r"TINY.zip is not a complete zip archive"):
         tu_dataset(NAME, tmp_path / "b")
     with zipfile.ZipFile(place / f"{NAME}.zip", "w", zipfile.ZIP_DEFLATED) as archive:
         for file in folder.iterdir():
@@ -144,7 +144,7 @@ def test_archives_that_are_cut_off_are_named(tmp_path):
         start = archive.getinfo(f"{NAME}_A.txt").header_offset + 30 + len(f"{NAME}_A.txt")
     damaged[start + 4 : start + 12] = b"\xff" * 8
     (place / f"{NAME}.zip").write_bytes(damaged)
-    with pytest.raises(ValueError, match=r"TINY_A.txt in .* breaks off"):
+    with pytest.raises(ValueError, match=r"TINY_A.txt in .* is damaged"):
         tu_dataset(NAME, tmp_path / "b")
 
 
@@ -167,7 +167,7 @@ def test_an_archive_packed_in_an_unknown_way_is_named(tmp_path):
 def test_a_known_set_with_too_few_graphs_is_refused(tmp_path, monkeypatch):
     write(tmp_path)
     monkeypatch.setitem(TU_SETS, NAME, TUEntry(5, 2))
-    with pytest.raises(ValueError, match=r"has 3 graphs in 2 classes, but TINY has 5 in 2: a file is cut off"):
+    with pytest.raises(ValueError, match=r"has 3 graphs in 2 classes, but TINY has 5 in 2: a file is truncated"):
         tu_dataset(NAME, tmp_path)
 
 
@@ -177,7 +177,9 @@ def test_a_known_set_with_other_edges_is_refused(tmp_path, monkeypatch):
     assert sum(graph.num_edges for graph in tu_dataset(NAME, tmp_path).graphs) == 4
     # Whole lines are missing, and every node and label is there.
     (folder / f"{NAME}_A.txt").write_text("1, 2\n2, 1\n2, 3\n3, 2\n")
-    with pytest.raises(ValueError, match=r"TINY_A.txt in .* has 2 edges, but TINY has 4: it is cut off.*Get it again"):
+    with pytest.raises(
+        ValueError, match=r"TINY_A.txt in .* has 2 edges, but TINY has 4: it is truncated.*Get it again"
+    ):
         tu_dataset(NAME, tmp_path)
     # Loops, edges that are listed twice and those with one direction do not matter.
     (folder / f"{NAME}_A.txt").write_text(FILES["A"] + "5, 5\n4, 6\n")

@@ -82,7 +82,7 @@ def test_sound_alone_is_no_video(tmp_path):
         frame.sample_rate = 8000
         for packet in [*stream.encode(frame), *stream.encode()]:
             container.mux(packet)
-    with pytest.raises(ValueError, match="has no pictures"):
+    with pytest.raises(ValueError, match="has no video frames"):
         VideoFolder(tmp_path)[0]
 
 
@@ -93,7 +93,7 @@ def test_what_is_not_there_is_said(tmp_path):
     with pytest.raises(MissingDataError, match=r"no videos .*\.mp4"):
         VideoFolder(tmp_path)
     (tmp_path / "file.zip").write_bytes(b"")
-    with pytest.raises(ValueError, match="not read out of archives"):
+    with pytest.raises(ValueError, match="not read from archives"):
         VideoFolder(tmp_path / "file.zip")
     with pytest.raises(ValueError, match="`num_frames` and `size`"):
         VideoFolder(tmp_path, num_frames=0)

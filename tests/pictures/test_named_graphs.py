@@ -1,7 +1,11 @@
+import re
+
 import numpy as np
 import pytest
+import scipy.sparse as sp
 
 import topomask as tm
+from topomask.pictures.graph_files import FILE_TYPES, READERS
 from topomask.pictures.named_graphs import BUILDERS, load_graph
 
 
@@ -73,8 +77,8 @@ def test_coordinates_in_space_are_seen_from_the_side(tmp_path):
         ("grid:0x3", "at least 1"),
         ("knn:3", "`k` must be less"),
         ("ba:3:3", "1 to 2 edges per node"),
-        ("grid:200x200", "40,000 nodes, and pictures are drawn up to 20,000"),
-        ("hypercube:60", "up to 20,000"),
+        ("grid:200x200", "40,000 nodes, but at most 20,000 can be drawn"),
+        ("hypercube:60", "at most 20,000 can be drawn"),
     ],
 )
 def test_what_is_no_graph_is_named(text, message):
@@ -82,9 +86,26 @@ def test_what_is_no_graph_is_named(text, message):
         load_graph(text)
 
 
+def test_errors_list_the_files_that_are_read_and_what_works_on_the_command_line(tmp_path):
+    assert set(re.findall(r"\.[a-z]+", FILE_TYPES)) == set(READERS)
+    with pytest.raises(ValueError, match=rf"no graph 'mesh\.ply'.* or a file: {re.escape(FILE_TYPES)}"):
+        load_graph("mesh.ply")
+    (tmp_path / "mesh.ply").write_text("")
+    with pytest.raises(ValueError, match=rf"mesh\.ply has an unknown suffix.*{re.escape(FILE_TYPES)}"):
+        load_graph(str(tmp_path / "mesh.ply"))
+    with pytest.raises(ValueError, match=r"Cannot build knn:3: .* An example that works is knn:200:4\."):
+        load_graph("knn:3")
+    with pytest.raises(ValueError, match=r"Choose a smaller one, or save part of it to a file"):
+        load_graph("path:30000")
+    with pytest.raises(ValueError, match=r"path:5 is undirected\. Leave out --directed"):
+        load_graph("path:5", directed=True)
+    sp.save_npz(tmp_path / "one-way.npz", sp.csr_array(np.eye(3, k=1)))
+    with pytest.raises(ValueError, match=r"one-way\.npz: .*must be symmetric.*\(on the command line: --directed\)"):
+        load_graph(str(tmp_path / "one-way.npz"))
+
+
 def test_the_list_of_graphs_in_the_help_is_complete():
     from topomask.cli.mask import run
-    from topomask.pictures.graph_files import READERS
 
     text = " ".join((run.__doc__ or "").split())
     assert f"graph: {', '.join(f'{name}:{builder.example}' for name, builder in BUILDERS.items())}; or a file" in text

@@ -58,5 +58,5 @@ def test_a_mask_says_what_it_needs(monkeypatch):
         build_mask("toy", grid, {})
     with pytest.raises(ValueError, match="mask 'toy' has no option `shape`"):
         build_mask("toy", grid, {"shape": (1, 2), "scale": 1.0})
-    with pytest.raises(ValueError, match="does not take these options"):
+    with pytest.raises(ValueError, match="does not accept these options"):
         build_mask("toy", grid, {"scale": [1.0]})

@@ -59,7 +59,7 @@ def test_folds_of_one_s_own_set_are_verified(tmp_path):
     file = tmp_path / "splits" / "RINGS.json"
     everything = list(range(24))
     for fold, message in (
-        ({"train": everything, "validation": [1], "test": everything[:12]}, "every graph once, but has 0 2 times"),
+        ({"train": everything, "validation": [1], "test": everything[:12]}, "each graph once, but has graph 0 2 times"),
         ({"train": everything[:12], "validation": everything[12:], "test": [24]}, "from 0 to 23, but has 24"),
     ):
         file.write_text(json.dumps([fold]))
@@ -146,7 +146,7 @@ def test_what_shapes_the_input_is_recorded(tmp_path, monkeypatch):
     old = replace(experiment, data=replace(experiment.data, version=0))
     with pytest.raises(ValueError, match=r"`data.version` is 0: graphs and inputs of RINGS are made in another way"):
         old.batches("test")
-    with pytest.raises(ValueError, match=r"`max_degree` is 5, but is for degree='one-hot' only"):
+    with pytest.raises(ValueError, match=r"`max_degree` is 5, but only degree='one-hot' has it, not 'log'"):
         replace(experiment.data, degree="log", max_degree=5).load("train")
 
 

@@ -82,7 +82,7 @@ def test_the_test_set_of_generated_videos_stays_whole():
         (moving_digits(), LabelledData("digits"), "holds pictures. Take a recipe for pictures"),
         (digits(), LabelledData("particles"), "'particles', which has no classes"),
         (digits(), LabelledData("digits", num_frames=3), "data set 'digits' has no option `num_frames`"),
-        (digits(), LabelledData("digitz"), "Did you mean 'digits'"),
+        (digits(), LabelledData("digitz"), r"There is no data set 'digitz'\. Did you mean digits\?"),
     ],
 )
 def test_data_that_does_not_suit_is_refused(experiment, data, message):

@@ -75,7 +75,7 @@ def test_a_package_that_is_broken_inside_keeps_its_own_message(tmp_path, monkeyp
     ("module", "make", "message"),
     [
         ("sklearn", lambda folder: digits(), r"'digits' needs scikit-learn.*topomask\[data\]"),
-        ("PIL", lambda folder: ImageFolder(folder), r"pictures needs Pillow.*topomask\[data\]"),
+        ("PIL", lambda folder: ImageFolder(folder), r"Reading images needs Pillow.*topomask\[data\]"),
         ("av", lambda folder: VideoFolder(folder), r"videos needs PyAV, .*topomask\[video\]"),
     ],
 )

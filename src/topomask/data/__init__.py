@@ -1,12 +1,11 @@
-"""Data sets, how they are read, and how they are cut into batches.
+"""Data sets, their files, and batches.
 
-:func:`load` makes any of them by name. A data set for classification is a :class:`LabelledSet`; one that is held in
-memory is an :class:`InMemorySet`. :class:`Batches` goes through a data set in an order that a resumed run repeats.
+:func:`load` makes a data set of images, videos or particles by name. A set for classification is a
+:class:`LabelledSet`, and an :class:`InMemorySet` if it is held in memory. :class:`Batches` iterates over it in an order
+that a resumed run repeats. For graph classification, :func:`tu_dataset` and :func:`motifs` make a :class:`GraphSet`;
+for node classification, :func:`node_set` makes a :class:`NodeSet`.
 
-Graphs come from :func:`tu_dataset` and :func:`motifs`, as a :class:`GraphSet` that :class:`GraphBatches` goes through,
-and one graph with classes of its nodes from :func:`node_set`.
-
-Names are imported when they are first used, so that whoever reads pictures imports nothing for graphs.
+Names are imported on first use, so that image code does not import graph code.
 """
 
 import sys
@@ -19,10 +18,10 @@ if TYPE_CHECKING:
     from topomask.data.archives import UnsafeArchiveError, extract
     from topomask.data.augment import Augment, normalize, random_crop, random_flip
     from topomask.data.batches import Batches
+    from topomask.data.class_folders import ImageFolder, VideoFolder
     from topomask.data.download import DownloadError
     from topomask.data.folds import Fold, fair_splits, stratified_folds
     from topomask.data.graph_set import GraphBatch, GraphBatches, GraphSet
-    from topomask.data.image_folder import ImageFolder
     from topomask.data.labelled_set import InMemorySet, LabelledSet, to_memory
     from topomask.data.mass_spring import Material
     from topomask.data.motifs import MOTIFS, motifs
@@ -34,7 +33,6 @@ if TYPE_CHECKING:
     from topomask.data.root import MissingDataError, data_root
     from topomask.data.splits import stratified_split
     from topomask.data.tu import TU_SETS, tu_dataset
-    from topomask.data.video_folder import VideoFolder
 
 __all__ = [
     "ENTRIES",
@@ -84,10 +82,10 @@ __getattr__, __dir__ = lazy_names(
         "archives": ("UnsafeArchiveError", "extract"),
         "augment": ("Augment", "normalize", "random_crop", "random_flip"),
         "batches": ("Batches",),
+        "class_folders": ("ImageFolder", "VideoFolder"),
         "download": ("DownloadError",),
         "folds": ("Fold", "fair_splits", "stratified_folds"),
         "graph_set": ("GraphBatch", "GraphBatches", "GraphSet"),
-        "image_folder": ("ImageFolder",),
         "labelled_set": ("InMemorySet", "LabelledSet", "to_memory"),
         "mass_spring": ("Material",),
         "motifs": ("MOTIFS", "motifs"),
@@ -99,13 +97,12 @@ __getattr__, __dir__ = lazy_names(
         "root": ("MissingDataError", "data_root"),
         "splits": ("stratified_split",),
         "tu": ("TU_SETS", "tu_dataset"),
-        "video_folder": ("VideoFolder",),
     },
 )
 
 
 class _Package(ModuleType):
-    """Keeps the function :func:`motifs`, which would be hidden once somebody imports the module of the same name."""
+    """Keeps the function :func:`motifs`, which importing the module of the same name would hide."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name != "motifs" or not isinstance(value, ModuleType):

@@ -1,6 +1,6 @@
-"""CIFAR-10: 50,000 and 10,000 colour pictures of 32 x 32, in the binary version of the files.
+"""CIFAR-10: 50,000 and 10,000 colour images of 32 x 32, in the binary version of the files.
 
-The version for Python is made of pickles, which run code when they are read, so it is not read here.
+The Python version is not supported: it consists of pickles, which can run code when they are loaded.
 """
 
 from __future__ import annotations
@@ -16,14 +16,11 @@ from topomask.data.download import RemoteFile, fetch
 from topomask.data.labelled_set import InMemorySet
 from topomask.data.limits import check_bytes, limit_of, unpacked_limit
 from topomask.data.root import data_root, missing
-from topomask.data.splits import check_split, choose
+from topomask.data.splits import SPLITS, check_split, choose
 
-_SHAPE = (3, 32, 32)
-# A byte for the class, then the red, green and blue planes.
+# One byte for the class, then the red, green and blue planes.
 _RECORD = 1 + 3 * 32 * 32
 _CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
-_TRAIN_FILES = tuple(f"data_batch_{number}.bin" for number in range(1, 6))
-_TEST_FILES = ("test_batch.bin",)
 _INNER_FOLDER = "cifar-10-batches-bin"
 _ARCHIVE = RemoteFile(
     "cifar-10-binary.tar.gz",
@@ -43,77 +40,57 @@ def cifar10(
     limit: int | None = None,
     max_bytes: int | None = None,
 ) -> InMemorySet:
-    """Pictures of animals and vehicles, from ``cifar-10-batches-bin`` or ``cifar-10-binary.tar.gz`` in the data root.
+    """Images of animals and vehicles, from ``cifar-10-batches-bin`` or ``cifar-10-binary.tar.gz`` in the data root.
 
-    Args:
-        split: ``"train"``, ``"val"`` (held out of the training set) or ``"test"``.
-        root: The data root, see :func:`topomask.data.data_root`.
-        download: Download the archive unless it is there.
-        val_fraction: The share of the training set that is held out for ``"val"``.
-        split_seed: Seed of what is held out.
-        limit: Keep the first so many only.
-        max_bytes: Largest size of the archive, unpacked, and of the files of a split. Default: the environment variable
-            ``TOPOMASK_MAX_BYTES``, else 50 times the size of the archive, within 16 MiB and 512 MiB.
+    The arguments are those of :func:`topomask.data.mnist.mnist`; `max_bytes` limits the size of the unpacked archive,
+    and of the files of a split.
 
     References:
         Krizhevsky (2009), Learning multiple layers of features from tiny images.
     """
-    check_split(split, ("train", "val", "test"), "cifar10")
-    names = _TEST_FILES if split == "test" else _TRAIN_FILES
+    check_split(split, SPLITS, "cifar10")
+    names = ["test_batch.bin"] if split == "test" else [f"data_batch_{number}.bin" for number in range(1, 6)]
     everything = _read(_find(data_root(root), names, download, max_bytes), limit_of("max_bytes", max_bytes))
     part = choose(everything.labels, split, val_fraction=val_fraction, split_seed=split_seed, limit=limit)
     return everything.subset(part)
 
 
 def _find(folder: Path, names: Sequence[str], download: bool, max_bytes: int | None) -> list[Path]:
-    """The files of the split; an archive that is there is unpacked beside itself."""
+    """The files of the split; an existing archive is unpacked next to itself."""
     unpacked = folder / "cifar-10"
-    for place in (folder / _INNER_FOLDER, unpacked / _INNER_FOLDER):
-        if place.is_dir():
-            break
-    else:
+    place = next((each for each in (folder, unpacked) if (each / _INNER_FOLDER).is_dir()), unpacked) / _INNER_FOLDER
+    if not place.is_dir():
         if not download and not (folder / _ARCHIVE.name).exists():
-            raise missing(
-                "cifar10",
-                folder,
-                (f"{_INNER_FOLDER}/ or {_ARCHIVE.name} (the binary version)",),
-                f"The archive is at {_ARCHIVE.urls[0]}.",
-                download=True,
-            )
-        place = unpacked / _INNER_FOLDER
-        _unpack(fetch(_ARCHIVE, folder), unpacked, place, max_bytes)
+            expected = f"{_INNER_FOLDER}/ or {_ARCHIVE.name} (the binary version)"
+            raise missing("cifar10", folder, [expected], f"The archive is at {_ARCHIVE.urls[0]}.", download=True)
+        archive = fetch(_ARCHIVE, folder)
+        try:
+            extract(archive, unpacked, max_bytes=unpacked_limit(archive, max_bytes))
+        except FileExistsError:
+            # Another process may have unpacked it meanwhile.
+            if not place.is_dir():
+                raise
     paths = [place / name for name in names]
     if not all(path.is_file() for path in paths):
         raise missing("cifar10", place, names, f"Delete the folder and get {_ARCHIVE.name} again.")
     return paths
 
 
-def _unpack(archive: Path, folder: Path, place: Path, max_bytes: int | None) -> None:
-    """Unpack the archive, unless another process has done so since this one looked."""
-    try:
-        extract(archive, folder, max_bytes=unpacked_limit(archive, max_bytes))
-    except FileExistsError:
-        if not place.is_dir():
-            raise
-
-
 def _read(paths: Sequence[Path], max_bytes: int) -> InMemorySet:
     check_bytes(paths[0].parent, sum(path.stat().st_size for path in paths), max_bytes)
-    batches = []
-    for path in paths:
-        content = np.fromfile(path, dtype=np.uint8)
+    batches = [np.fromfile(path, dtype=np.uint8) for path in paths]
+    for path, content in zip(paths, batches, strict=True):
         if not content.size or content.size % _RECORD:
             raise ValueError(
-                f"{path} must hold records of {_RECORD} bytes, but holds {content.size} bytes. "
-                f"Delete its folder and get {_ARCHIVE.name} again."
+                f"{path} must hold records of {_RECORD} bytes, but holds {content.size} bytes. Delete its folder and "
+                f"get {_ARCHIVE.name} again."
             )
-        batches.append(content.reshape(-1, _RECORD))
-    records = torch.from_numpy(np.concatenate(batches))
+    records = torch.from_numpy(np.concatenate(batches)).view(-1, _RECORD)
     labels = records[:, 0].long()
     if int(labels.max()) >= len(_CLASSES):
         raise ValueError(
             f"The files in {paths[0].parent} must hold classes below {len(_CLASSES)}, but hold {int(labels.max())}. "
             "Is this the binary version of CIFAR-10?"
         )
-    images = records[:, 1:].reshape(-1, *_SHAPE)
+    images = records[:, 1:].reshape(-1, 3, 32, 32)
     return InMemorySet(images, labels, _CLASSES, mean=(0.4914, 0.4822, 0.4465), std=(0.2470, 0.2435, 0.2616))

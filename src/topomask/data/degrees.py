@@ -1,4 +1,4 @@
-"""Degrees of nodes as their input, for graphs whose nodes have nothing else."""
+"""Node degrees as input features, for graphs without node features."""
 
 from __future__ import annotations
 
@@ -17,12 +17,9 @@ MAX_DEGREE = 128
 
 
 def degree_features(graphs: Sequence[Graph], kind: DegreeInput, max_degree: int | None = None) -> Tensor:
-    """The degrees of the nodes of all graphs, [N, columns].
+    """Features from the degrees of the nodes of all graphs, [N, columns]: one-hot, log(1 + degree), or no columns.
 
-    Args:
-        graphs: The graphs.
-        kind: ``"one-hot"`` up to ``max_degree``; ``"log"`` for log(1 + degree); or ``"none"``, without columns.
-        max_degree: Degrees from here on share a column, where they are one-hot. Default: 128.
+    One-hot degrees from `max_degree` on, by default 128, share a column.
 
     Example:
         >>> import topomask as tm
@@ -32,7 +29,7 @@ def degree_features(graphs: Sequence[Graph], kind: DegreeInput, max_degree: int 
     if kind not in get_args(DegreeInput):
         raise ValueError(f"`degree` must be one of {get_args(DegreeInput)}, but is {kind!r}.")
     if max_degree is not None and kind != "one-hot":
-        raise ValueError(f"`max_degree` is {max_degree}, but is for degree='one-hot' only, not {kind!r}. Leave it out.")
+        raise ValueError(f"`max_degree` is {max_degree}, but only degree='one-hot' has it, not {kind!r}. Leave it out.")
     max_degree = MAX_DEGREE if max_degree is None else max_degree
     if max_degree < 1:
         raise ValueError(f"`max_degree` must be at least 1, but is {max_degree}.")

@@ -1,4 +1,4 @@
-"""Downloads, checked by size and SHA-256, which happen only when asked for."""
+"""Downloads, verified by size and SHA-256; nothing is downloaded unless asked for."""
 
 from __future__ import annotations
 
@@ -21,19 +21,12 @@ _TIMEOUT_SECONDS = 60.0
 
 
 class DownloadError(OSError):
-    """A file could not be downloaded, or is not the file that was expected."""
+    """A file could not be downloaded, or is not the expected one."""
 
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """A file that can be had from one of several addresses.
-
-    Args:
-        name: Its name on disk.
-        urls: Where it is, http or https, tried in this order.
-        sha256: The hash of its bytes, in hexadecimal.
-        size: The number of its bytes.
-    """
+    """A file that is available at one or more URLs (http or https), which are tried in order."""
 
     name: str
     urls: tuple[str, ...]
@@ -42,13 +35,10 @@ class RemoteFile:
 
 
 def fetch(file: RemoteFile, folder: Path) -> Path:
-    """Download a file into a folder unless it is there.
+    """Download a file into a folder unless it is already there, and return its path.
 
-    The file appears under its name only once it is whole and its size and hash are right. A file that is there is taken
-    as it is: its owner may have packed it anew.
-
-    Returns:
-        Where the file is.
+    The file gets its name only once it is complete and its size and hash are correct. An existing file is used as it
+    is, unverified: the user may have compressed it again.
     """
     target = folder / file.name
     if target.exists():
@@ -58,23 +48,23 @@ def fetch(file: RemoteFile, folder: Path) -> Path:
     problems = []
     for url in file.urls:
         try:
-            # Of two processes that download the same file, the last to rename it wins.
+            # If two processes download the same file, the last to rename it wins.
             write_atomically(target, partial(_download, url, file))
             return target
         except (OSError, HTTPException, ValueError) as error:
-            # Another process may have downloaded it meanwhile; its file is as good.
+            # Another process may have downloaded it meanwhile; its file is just as good.
             if target.exists():
                 return target
             problems.append(f"{url}: {error}")
     raise DownloadError(
         f"{file.name} could not be downloaded ({'; '.join(problems)}). If this machine is offline, download the file "
-        f"on another one and put it at {target}; its SHA-256 should be {file.sha256}."
+        f"on another one and copy it to {target}; its SHA-256 is {file.sha256}."
     )
 
 
 def _download(url: str, file: RemoteFile, path: Path) -> None:
     if not url.startswith(("https://", "http://")):
-        raise ValueError("only http and https are downloaded from.")
+        raise ValueError("the URL must start with http:// or https://.")
     digest, received = hashlib.sha256(), 0
     with (
         urllib.request.urlopen(url, timeout=_TIMEOUT_SECONDS) as response,
@@ -84,17 +74,17 @@ def _download(url: str, file: RemoteFile, path: Path) -> None:
         while chunk := source.read(_CHUNK):
             received += len(chunk)
             if received > file.size:
-                raise ValueError(f"more than the expected {file.size} bytes came.")
+                raise ValueError(f"received more than the expected {file.size} bytes.")
             digest.update(chunk)
             out.write(chunk)
     if received != file.size:
-        raise ValueError(f"{received} bytes came instead of {file.size}: the download broke off.")
+        raise ValueError(f"received {received} bytes instead of {file.size}: the download is incomplete.")
     if digest.hexdigest() != file.sha256:
-        raise ValueError(f"the SHA-256 is {digest.hexdigest()} instead of {file.sha256}: it is not the expected file.")
+        raise ValueError(f"the SHA-256 is {digest.hexdigest()} instead of {file.sha256}: this is another file.")
 
 
 def _shown(response: BinaryIO, file: RemoteFile) -> contextlib.AbstractContextManager[BinaryIO]:
-    """The response, with a progress bar where there is a terminal and `rich` is installed."""
+    """The response, with a progress bar if stderr is a terminal and `rich` is installed."""
     if not (sys.stderr.isatty() and installed("rich")):
         return contextlib.nullcontext(response)
     from rich.console import Console

@@ -1,4 +1,4 @@
-"""Data sets for classification: what every one has, and those that are held in memory."""
+"""Data sets for classification: the common interface, and sets that are held in memory."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from torch.utils.data import DataLoader, Dataset
 
 
 class LabelledSet(Dataset[tuple[Tensor, int]], ABC):
-    """Pictures or videos with a class each.
+    """Images or videos with one class each.
 
-    An item is a pair of a uint8 tensor, [C, H, W] for a picture and [T, C, H, W] for a video, and the class as an int.
+    An item is a pair: a uint8 tensor, [C, H, W] for an image and [T, C, H, W] for a video, and the class as an int.
 
     Attributes:
         classes: Names of the classes.
-        labels: Class of every example, int64, [N].
-        image_shape: Shape of a picture or of one frame, (C, H, W).
-        num_frames: Frames of a video; None for pictures.
-        mean: Mean of every channel over the training set, where black is 0 and white is 1.
-        std: Standard deviation of every channel, likewise.
+        labels: Class of each example, int64, [N].
+        image_shape: Shape of an image or of one frame, (C, H, W).
+        num_frames: Frames per video; None for images.
+        mean: Mean of each channel over the training set, with black 0 and white 1.
+        std: Standard deviation of each channel, likewise.
     """
 
     classes: tuple[str, ...]
@@ -44,29 +44,25 @@ class LabelledSet(Dataset[tuple[Tensor, int]], ABC):
     def __getitem__(self, index: int) -> tuple[Tensor, int]: ...
 
     def __repr__(self) -> str:
-        kind = "pictures" if self.num_frames is None else f"videos of {self.num_frames} frames"
+        kind = "images" if self.num_frames is None else f"videos of {self.num_frames} frames"
         return f"{type(self).__name__}({len(self)} {kind} {self.image_shape}, {self.num_classes} classes)"
 
 
 @final
 class InMemorySet(LabelledSet):
-    """Pictures or videos held as one uint8 tensor.
+    """Images or videos held as one uint8 tensor.
 
     Args:
-        inputs: Pictures, uint8, [N, C, H, W], or videos, uint8, [N, T, C, H, W].
-        labels: Class of each, integers in [0, num_classes), [N].
+        inputs: Images, uint8, [N, C, H, W], or videos, uint8, [N, T, C, H, W].
+        labels: Class of each example, integers in [0, num_classes), [N].
         classes: Names of the classes.
-        mean: Mean of every channel, in [0, 1].
-        std: Standard deviation of every channel, positive.
+        mean: Mean of each channel, in [0, 1].
+        std: Standard deviation of each channel, positive.
 
     Example:
-        >>> pictures = InMemorySet(
-        ...     torch.zeros(5, 1, 8, 8, dtype=torch.uint8), torch.arange(5) % 2, ("cat", "dog"), (0.5,), (0.5,)
-        ... )
-        >>> pictures
-        InMemorySet(5 pictures (1, 8, 8), 2 classes)
-        >>> pictures.inputs[[0, 3]].shape
-        torch.Size([2, 1, 8, 8])
+        >>> inputs = torch.zeros(5, 1, 8, 8, dtype=torch.uint8)
+        >>> InMemorySet(inputs, torch.arange(5) % 2, ("cat", "dog"), mean=(0.5,), std=(0.5,))
+        InMemorySet(5 images (1, 8, 8), 2 classes)
     """
 
     def __init__(
@@ -84,13 +80,11 @@ class InMemorySet(LabelledSet):
             )
         if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < len(classes):
             raise ValueError(
-                f"`labels` must lie in [0, {len(classes)}), the number of classes, but lie between {int(labels.min())} "
-                f"and {int(labels.max())}."
+                f"`labels` must lie in [0, num_classes={len(classes)}), but lie between {int(labels.min())} and "
+                f"{int(labels.max())}."
             )
-        self.inputs = inputs
-        self.labels = labels.long()
-        self.classes = tuple(classes)
-        self.mean, self.std = tuple(mean), tuple(std)
+        self.inputs, self.labels = inputs, labels.long()
+        self.classes, self.mean, self.std = tuple(classes), tuple(mean), tuple(std)
         channels, height, width = inputs.shape[-3:]
         self.image_shape = (channels, height, width)
         self.num_frames = inputs.shape[1] if inputs.ndim == 5 else None
@@ -104,26 +98,25 @@ class InMemorySet(LabelledSet):
         return self.inputs[index], int(self.labels[index])
 
     def subset(self, indices: Tensor) -> InMemorySet:
-        """The examples at these indices, in this order."""
+        """Return the examples at these indices, in this order."""
         return InMemorySet(self.inputs[indices], self.labels[indices], self.classes, self.mean, self.std)
 
 
 def to_memory(dataset: LabelledSet, num_workers: int = 0) -> InMemorySet:
-    """Read every example of a data set once, and keep it.
+    """Read all examples of a data set into memory.
 
     Args:
         dataset: Any data set for classification.
-        num_workers: Processes that read; 0 reads in this one.
+        num_workers: Number of processes that read; 0 reads in this one.
     """
     if isinstance(dataset, InMemorySet):
         return dataset
     frames = () if dataset.num_frames is None else (dataset.num_frames,)
     inputs = torch.empty(len(dataset), *frames, *dataset.image_shape, dtype=torch.uint8)
-    # A generator of its own, as a DataLoader else draws from torch's and changes what a run draws next.
+    # Without its own generator, a DataLoader draws from torch's and changes what a run draws next.
     loader = DataLoader(dataset, batch_size=64, num_workers=num_workers, generator=torch.Generator())
-    start = 0
-    threads = torch.get_num_threads()
-    # One example at a time is too little work to share between threads: they would wait for each other.
+    start, threads = 0, torch.get_num_threads()
+    # A single example is too little work to share between threads: they would wait for each other.
     torch.set_num_threads(1)
     try:
         for batch, _ in loader:

@@ -3,7 +3,7 @@ r"""A soft body of particles and springs that falls on a floor.
 .. math:: \ddot x_i = g + \sum_{j \in N(i)} \big(\kappa\,(|d_{ij}| - \ell_{ij}) + \gamma\,\dot d_{ij}^\top u_{ij}\big)
           \,u_{ij} - \delta\,\dot x_i, \qquad d_{ij} = x_j - x_i,\; u_{ij} = d_{ij} / |d_{ij}|
 
-All particles have the same mass; :math:`\ell_{ij}` are the distances at the start. The floor is z = 0.
+All particles have the same mass; :math:`\ell_{ij}` are the initial distances. The floor is z = 0.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from scipy.spatial import cKDTree
 Array = np.ndarray[Any, np.dtype[np.float64]]
 Indices = np.ndarray[Any, np.dtype[np.int64]]
 
-# Share of the largest stable step that is taken.
+# Fraction of the largest stable time step to use.
 _SAFETY = 0.8
 
 
 @dataclass(frozen=True)
 class Material:
-    """How the body and the floor behave, in metres and seconds.
+    """Properties of the body and the floor, in metres and seconds.
 
     Args:
-        num_neighbors: Springs from every particle to its nearest at the start; a spring serves both its ends.
-        sound_speed: Scale of the speed at which a push travels: the spring constant is its square over the square of
-            the mean spring length, so that bodies of more particles are as stiff.
-        spring_damping: Share of the critical damping of one spring.
-        drag: Rate at which motion through the air decays.
+        num_neighbors: Springs from each particle to its nearest initial neighbours; a spring acts on both ends.
+        sound_speed: Scale of the speed of sound: the spring constant is its square over the square of the mean spring
+            length, so that stiffness does not depend on the number of particles.
+        spring_damping: Damping of a spring, as a fraction of critical damping.
+        drag: Decay rate of velocities in the air.
         gravity: Acceleration downwards.
-        restitution: Share of its speed that a particle keeps when it bounces.
-        friction: Rate at which motion along the floor decays in contact.
+        restitution: Fraction of its speed that a particle keeps when it bounces.
+        friction: Decay rate of velocities along the floor, in contact.
     """
 
     num_neighbors: int = 12
@@ -48,24 +48,19 @@ class Material:
 
 
 class MassSpring:
-    """Springs between initial neighbours, and the motion they cause.
-
-    Args:
-        positions: Positions at the start, at rest lengths, [N, 3].
-        material: How body and floor behave.
-    """
+    """Simulation of particles, connected by springs to their neighbours at the initial `positions`, [N, 3]."""
 
     def __init__(self, positions: Array, material: Material) -> None:
         count = len(positions)
         if not 1 <= material.num_neighbors < count:
             raise ValueError(
-                f"`num_neighbors` must lie between 1 and the number of particles - 1, {count - 1}, but is "
+                f"`num_neighbors` must lie between 1 and {count - 1}, the number of particles minus 1, but is "
                 f"{material.num_neighbors}."
             )
         self.material = material
         self.springs = _springs(positions, material.num_neighbors)  # [E, 2]
         num_springs = len(self.springs)
-        # A row per spring, which takes the difference of its ends.
+        # One row per spring: the difference of its ends.
         signs = np.tile([-1.0, 1.0], num_springs)
         rows = np.arange(0, 2 * num_springs + 1, 2)
         self._difference = csr_matrix((signs, self.springs.ravel(), rows), shape=(num_springs, count))
@@ -74,8 +69,8 @@ class MassSpring:
         degrees = np.bincount(self.springs.ravel(), minlength=count)
         self.stiffness = (material.sound_speed / self.rest.mean()) ** 2
         self.damping = 2.0 * material.spring_damping * math.sqrt(self.stiffness)
-        # No spring matrix has an eigenvalue above the largest sum of the degrees of a spring's ends. A vibration of
-        # frequency omega that is damped at rate c grows from step to step unless step^2 omega^2 + 2 step c < 4.
+        # The eigenvalues of the spring matrix are at most the largest sum of the degrees of a spring's ends. A
+        # vibration of frequency omega, damped at rate c, is stable if step^2 omega^2 + 2 step c < 4.
         highest = float(degrees[self.springs].sum(axis=1).max())
         squared, decay = self.stiffness * highest, self.damping * highest
         self.max_step = _SAFETY * (math.sqrt(decay**2 + 4.0 * squared) - decay) / squared
@@ -93,33 +88,30 @@ class MassSpring:
         return total
 
     def advance(self, positions: Array, velocities: Array, duration: float) -> tuple[Array, Array]:
-        """The state after `duration`, by semi-implicit Euler steps that are short enough to be stable."""
+        """Return the state after `duration`, by semi-implicit Euler steps that are short enough to be stable."""
         substeps = math.ceil(duration / self.max_step)
         step = duration / substeps
         for _ in range(substeps):
             velocities = velocities + step * self.accelerations(positions, velocities)
             positions = positions + step * velocities
-            self._bounce(positions, velocities, step)
+            # Particles below the floor bounce off it.
+            below = np.flatnonzero(positions[:, 2] < 0)
+            positions[below, 2] = 0.0
+            velocities[below, :2] *= math.exp(-self.material.friction * step)
+            velocities[below, 2] = np.maximum(velocities[below, 2], -self.material.restitution * velocities[below, 2])
         return positions, velocities
 
-    def _bounce(self, positions: Array, velocities: Array, step: float) -> None:
-        """Put particles that went through the floor back onto it, in place."""
-        below = np.flatnonzero(positions[:, 2] < 0)
-        positions[below, 2] = 0.0
-        velocities[below, :2] *= math.exp(-self.material.friction * step)
-        velocities[below, 2] = np.maximum(velocities[below, 2], -self.material.restitution * velocities[below, 2])
-
     def energy(self, positions: Array, velocities: Array) -> float:
-        """Kinetic, elastic and potential energy, per unit of mass, summed over the particles."""
+        """Total kinetic, elastic and potential energy, per unit of mass."""
         length = np.linalg.norm(self._difference @ positions, axis=1)
         elastic = 0.5 * self.stiffness * ((length - self.rest) ** 2).sum()
         return float(0.5 * (velocities**2).sum() + elastic + self.material.gravity * positions[:, 2].sum())
 
 
 def _springs(positions: Array, num_neighbors: int) -> Indices:
-    """Pairs of every particle and its nearest, each pair once, [E, 2]."""
+    """Pairs of particles and their nearest neighbours, each pair once, [E, 2]."""
     _, neighbors = cKDTree(positions).query(positions, k=num_neighbors + 1)
     source = np.repeat(np.arange(len(positions)), num_neighbors + 1)
     pairs = np.sort(np.stack([source, neighbors.astype(np.int64).ravel()], axis=1), axis=1)
-    # A particle is its own nearest, and two may be nearest to each other.
+    # Each particle is its own nearest, and two may be nearest to each other.
     return np.unique(pairs[pairs[:, 0] < pairs[:, 1]], axis=0)

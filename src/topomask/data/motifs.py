@@ -1,4 +1,4 @@
-"""Motif detection: is there a small pattern in a random graph, or a random graph of the same size?"""
+"""Motif detection: does a random graph contain a motif, or a random subgraph of the same size?"""
 
 from __future__ import annotations
 
@@ -18,19 +18,15 @@ _SPLITS = {"train": 768, "val": 256, "test": 256}
 _BASE_NODES = 100
 _JOIN_PROB = 0.004
 _NUM_DEGREES = 5
-# Part of the record of a run: raise it where the same seed gives other graphs or features.
+# Stored in the record of a run: increase it when the same seed gives different graphs or features.
 MOTIF_VERSION = 4
 
 
 def _caveman() -> Array:
-    """Three caves of three, the last nodes of which form a fourth: NetworkX's ``caveman_graph(3, 3)``, connected."""
+    """Three triangles whose last nodes form a fourth: NetworkX's ``caveman_graph(3, 3)``, connected."""
     triangle = ((0, 1), (0, 2), (1, 2))
     caves = [(3 * cave + i, 3 * cave + j) for cave in range(3) for i, j in triangle]
     return np.array(caves + [(3 * i + 2, 3 * j + 2) for i, j in triangle])
-
-
-def _cycle() -> Array:
-    return np.array([(i, (i + 1) % 10) for i in range(10)])
 
 
 def _grid() -> Array:
@@ -46,7 +42,7 @@ def _ladder(circular: bool = False) -> Array:
 # The motif, and the probability of an edge of the base graph.
 MOTIFS: dict[str, tuple[Callable[[], Array], float]] = {
     "caveman": (_caveman, 0.027),
-    "cycle": (_cycle, 0.018),
+    "cycle": (lambda: np.array([(i, (i + 1) % 10) for i in range(10)]), 0.018),
     "grid": (_grid, 0.026666),
     "ladder": (_ladder, 0.026),
     "circular-ladder": (lambda: _ladder(circular=True), 0.03),
@@ -54,32 +50,24 @@ MOTIFS: dict[str, tuple[Callable[[], Array], float]] = {
 
 
 def motifs(name: str, split: str = "train", *, num_pairs: int | None = None, seed: int = 0) -> GraphSet:
-    """Random graphs of which half hold a motif, generated.
+    """Generate random graphs, half of which contain a motif.
 
-    A base graph has 100 nodes and every edge with a probability of its own (Erdos-Renyi); isolated nodes are removed.
-    It is joined, by every possible edge with probability 0.004 and by one at least, to the motif, class 1; and the same
-    base, anew, to a random graph with as many nodes and edges as the motif, class 0. That is drawn until no node of it
-    is isolated: none of a motif is, so that one such node would tell the classes apart. The features of a node are the
-    five largest degrees of its neighbours, with zeros where it has fewer; to train on, standardise them over the graphs
-    for training, :meth:`GraphSet.standardized`: with raw degrees networks may stay at 50 % for many epochs.
+    A base graph is an Erdos-Renyi graph of 100 nodes, without its isolated nodes. It is joined to the motif (class 1)
+    by each possible edge with probability 0.004, and by at least one. The same base is also joined, by new edges, to a
+    random graph with as many nodes and edges as the motif (class 0), which is drawn until it has no isolated node:
+    motifs have none, so an isolated node would give the class away. The features of a node are the five largest
+    degrees of its neighbours, padded with zeros. Standardise them over the training graphs
+    (:meth:`GraphSet.standardized`): with raw degrees, networks may stay at 50 % accuracy for many epochs.
 
-    The caveman motif is that of the authors: nine nodes in three triangles, of which nodes 2, 5 and 8 form a fourth.
-
-    ====================  =======================================  ==========
-    name                  motif                                    base edges
-    ====================  =======================================  ==========
-    ``caveman``           3 triangles, joined by a fourth          0.027
-    ``cycle``             a cycle of 10                            0.018
-    ``grid``              3 x 3                                    0.026666
-    ``ladder``            5 rungs                                  0.026
-    ``circular-ladder``   5 rungs, 10 nodes                        0.03
-    ====================  =======================================  ==========
+    The motifs are ``caveman`` (three triangles, of which nodes 2, 5 and 8 form a fourth, as the authors have it),
+    ``cycle`` (10 nodes), ``grid`` (3 x 3), ``ladder`` and ``circular-ladder`` (5 rungs each). :data:`MOTIFS` has the
+    edge probability of the base graph.
 
     Args:
         name: Name of the motif.
         split: ``"train"``, ``"val"`` or ``"test"``.
-        num_pairs: Graphs with the motif, and as many without. Default: 768 for training, else 256.
-        seed: Seed of all draws.
+        num_pairs: Number of graphs with the motif, and of graphs without. Default: 768 for training, else 256.
+        seed: Seed of all random numbers.
 
     Example:
         >>> motifs("grid", "test", num_pairs=3)
@@ -101,23 +89,21 @@ def motifs(name: str, split: str = "train", *, num_pairs: int | None = None, see
     graphs = []
     for number in range(num_pairs):
         draw = np.random.Generator(np.random.PCG64(derived_seed("motifs", seed, *where, number)))
-        base = _base(base_prob, draw)
-        graphs += [_joined(base, pattern, num_nodes, draw) for pattern in (motif, _random_like(motif, draw))]
+        # Edges of an Erdos-Renyi graph, [E, 2], renumbered without isolated nodes.
+        low, high = np.triu_indices(_BASE_NODES, 1)
+        chosen = draw.random(len(low)) < base_prob
+        _, numbers = np.unique(np.stack([low[chosen], high[chosen]], axis=1), return_inverse=True)
+        base = numbers.reshape(-1, 2)
+        graphs += [
+            _joined(base, pattern, num_nodes, draw) for pattern in (motif, _random_like(len(motif), num_nodes, draw))
+        ]
     labels = torch.tensor([1, 0]).repeat(num_pairs)
     features = [largest_neighbor_degrees(graph, _NUM_DEGREES) for graph in graphs]
     return GraphSet(name, graphs, features, labels, ("random", name), range(_NUM_DEGREES))
 
 
 def largest_neighbor_degrees(graph: Graph, count: int) -> Tensor:
-    """The largest degrees of the neighbours of every node, descending, with zeros where there are fewer, [N, count].
-
-    Example:
-        >>> import topomask as tm
-        >>> largest_neighbor_degrees(tm.path_graph(3), 2)
-        tensor([[2., 0.],
-                [1., 1.],
-                [2., 0.]])
-    """
+    """The largest degrees among the neighbours of each node, descending, padded with zeros, [N, count]."""
     degrees = np.diff(graph.indptr)
     rows = np.repeat(np.arange(graph.num_nodes), degrees)
     order = np.lexsort((-degrees[graph.indices], rows))
@@ -129,20 +115,11 @@ def largest_neighbor_degrees(graph: Graph, count: int) -> Tensor:
     return out
 
 
-def _base(prob: float, draw: np.random.Generator) -> Array:
-    """Edges of an Erdos-Renyi graph [E, 2], its nodes numbered anew without isolated ones."""
-    low, high = np.triu_indices(_BASE_NODES, 1)
-    chosen = draw.random(len(low)) < prob
-    _, numbers = np.unique(np.stack([low[chosen], high[chosen]], axis=1), return_inverse=True)
-    return numbers.reshape(-1, 2)
-
-
-def _random_like(motif: Array, draw: np.random.Generator) -> Array:
-    """A random graph with the nodes and the number of edges of a motif, none of its nodes isolated."""
-    num_nodes = int(motif.max()) + 1
+def _random_like(num_edges: int, num_nodes: int, draw: np.random.Generator) -> Array:
+    """Edges of a random graph without isolated nodes, [E, 2]."""
     low, high = np.triu_indices(num_nodes, 1)
     while True:
-        chosen = draw.choice(len(low), len(motif), replace=False)
+        chosen = draw.choice(len(low), num_edges, replace=False)
         edges = np.stack([low[chosen], high[chosen]], axis=1)
         if len(np.unique(edges)) == num_nodes:
             return edges

@@ -1,4 +1,4 @@
-"""Generated videos of handwritten digits that move; the class is the motion."""
+"""Generated videos of moving handwritten digits; the class is the motion."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from topomask.data.digits import digits
-from topomask.data.labelled_set import InMemorySet, LabelledSet, to_memory
-from topomask.data.splits import check_split, seeded_generator
+from topomask.data.labelled_set import LabelledSet
+from topomask.data.splits import SPLITS, check_index, check_split, seeded_generator
 
-_SPLITS = ("train", "val", "test")
 _HALF = math.sqrt(0.5)
-# Direction of the way, right and down, in shares of its length, and direction of the turn: 1 is clockwise.
+# Direction of the motion, right and down, as a unit vector, and direction of the turn: 1 is clockwise.
 _MOTIONS: dict[str, tuple[float, float, int]] = {
     "right": (1, 0, 0),
     "down right": (_HALF, _HALF, 0),
@@ -28,9 +27,9 @@ _MOTIONS: dict[str, tuple[float, float, int]] = {
     "clockwise": (0, 0, 1),
     "counterclockwise": (0, 0, -1),
 }
-# Lengths as shares of the canvas. A digit of the largest size with the largest tilt, on the longest way through the
-# middle that is farthest out, stays on the canvas: 0.5 * 0.4 + 0.08 + 0.5 * 0.35 * (cos 15 + sin 15 degrees) < 0.5.
-_WAY = (0.25, 0.40)
+# Lengths as fractions of the canvas. The largest digit with the largest tilt, on the longest path that is farthest off
+# the centre, stays on the canvas: 0.5 * 0.4 + 0.08 + 0.5 * 0.35 * (cos 15 + sin 15 degrees) < 0.5.
+_PATH = (0.25, 0.40)
 _SIZE = (0.25, 0.35)
 _OFF_CENTRE = 0.08
 _TILT = math.radians(15)
@@ -39,21 +38,21 @@ _TURN = (math.radians(60), math.radians(150))
 
 @final
 class MovingDigits(LabelledSet):
-    """Videos of one digit that moves along one of eight directions or turns in place.
+    """Videos of one digit that moves in one of eight directions or turns in place.
 
-    A digit of scikit-learn's is scaled up and drawn with sub-pixel motion on a black canvas. Which digit, how large,
-    how fast and where is drawn from (seed, split, index), and alike for all motions: the middle of the way has the same
-    distribution for all classes. Classes take turns, so they are balanced. The splits use different digits. Do not
-    mirror the videos: left would be called right.
+    A digit of scikit-learn is scaled up and drawn with sub-pixel motion on a black canvas. The digit, its size, speed
+    and position are drawn from (seed, split, index), in the same way for all motions: the midpoint of the path has the
+    same distribution in all classes. Classes alternate, so they are balanced. The splits use different digits. Do not
+    flip the videos: left would be labelled right.
 
     Args:
         split: ``"train"``, ``"val"`` or ``"test"``.
         num_videos: Number of videos. Default: 2,000 for training, else 500.
         num_frames: Frames per video, at least 2.
         size: Height and width of the canvas, at least 16.
-        still_digits: Other digits that stand still in the picture and say nothing.
-        noise: Standard deviation of the noise on every pixel, where white is 1.
-        seed: Seed of everything.
+        still_digits: Number of other digits, which do not move and carry no information.
+        noise: Standard deviation of the noise on each pixel, with white 1.
+        seed: Seed of all random numbers.
 
     Example:
         >>> videos = MovingDigits("train", num_videos=20, num_frames=8, size=32)
@@ -77,9 +76,8 @@ class MovingDigits(LabelledSet):
         noise: float = 0.1,
         seed: int = 0,
     ) -> None:
-        check_split(split, _SPLITS, "moving-digits")
-        if num_videos is None:
-            num_videos = 2000 if split == "train" else 500
+        check_split(split, SPLITS, "moving-digits")
+        num_videos = (2000 if split == "train" else 500) if num_videos is None else num_videos
         if num_videos < 1 or num_frames < 2 or size < 16:
             raise ValueError(
                 "`num_videos` must be at least 1, `num_frames` at least 2 and `size` at least 16, but are "
@@ -87,22 +85,19 @@ class MovingDigits(LabelledSet):
             )
         if still_digits < 0 or noise < 0:
             raise ValueError(f"`still_digits` and `noise` must be at least 0, but are {still_digits} and {noise}.")
-        pictures = digits(split, test_fraction=0.2, val_fraction=0.1).inputs
-        # Scaled up smoothly to about the size they are drawn in: coarser shows the grid of pixels, finer flickers.
+        images = digits(split, test_fraction=0.2, val_fraction=0.1).inputs.float() / 255.0
+        # Scaled up smoothly to about the size at which they are drawn: coarser shows pixels, finer flickers.
         height = max(8, round(size * sum(_SIZE) / 2))
-        pictures = pictures.float() / 255.0
-        scaled = functional.interpolate(pictures, size=(height, height), mode="bicubic", align_corners=False)
+        scaled = functional.interpolate(images, size=(height, height), mode="bicubic", align_corners=False)
         self._glyphs = scaled.clamp_(0.0, 1.0)
-        self._split = _SPLITS.index(split)
+        self._split = SPLITS.index(split)
         self.size, self.num_frames = size, num_frames
         self.still_digits, self.noise, self.seed = still_digits, noise, seed
         self.labels = torch.arange(num_videos) % len(self.classes)
         self.image_shape = (1, size, size)
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        if not -len(self) <= index < len(self):
-            raise IndexError(f"`index` must lie in [0, {len(self)}), but is {index}.")
-        index %= len(self)
+        index = check_index(index, len(self))
         label = int(self.labels[index])
         generator = seeded_generator("moving digits", self.seed, self._split, index)
         video = self._draw(_MOTIONS[self.classes[label]], _OFF_CENTRE, generator)
@@ -113,20 +108,20 @@ class MovingDigits(LabelledSet):
         return (video.clamp(0.0, 1.0) * 255.0).round().to(torch.uint8), label
 
     def _draw(self, motion: tuple[float, float, int], off_centre: float, generator: torch.Generator) -> Tensor:
-        """One digit in motion, values in [0, 1], [T, 1, H, W]."""
+        """Draw one moving digit, values in [0, 1], [T, 1, H, W]."""
         assert self.num_frames is not None
         right, down, turn = motion
         draws = torch.rand(7, generator=generator).tolist()
         glyph = self._glyphs[int(draws[0] * len(self._glyphs))]
         scale = _between(_SIZE, draws[1])
         time = torch.linspace(-0.5, 0.5, self.num_frames)  # [T]
-        way, angle = _between(_WAY, draws[2]) * time, turn * _between(_TURN, draws[3]) * time
+        path, angle = _between(_PATH, draws[2]) * time, turn * _between(_TURN, draws[3]) * time
         angle = angle + _TILT * (2 * draws[4] - 1)
-        # The canvas spans -1 to 1, so shares of it count twice.
-        x = 2 * (right * way + off_centre * (2 * draws[5] - 1))
-        y = 2 * (down * way + off_centre * (2 * draws[6] - 1))
+        # The canvas spans -1 to 1, so fractions of it are doubled.
+        x = 2 * (right * path + off_centre * (2 * draws[5] - 1))
+        y = 2 * (down * path + off_centre * (2 * draws[6] - 1))
         cos, sin = angle.cos() / scale, angle.sin() / scale
-        # From places on the canvas to places on the digit: shift back, turn back, scale back.
+        # Maps positions on the canvas to positions on the digit: shift back, turn back, scale back.
         rows = (cos, sin, -(cos * x + sin * y), -sin, cos, sin * x - cos * y)
         affine = torch.stack(rows, dim=-1).view(-1, 2, 3)  # [T, 2, 3]
         grid = functional.affine_grid(affine, [self.num_frames, 1, self.size, self.size], align_corners=False)
@@ -136,38 +131,3 @@ class MovingDigits(LabelledSet):
 
 def _between(bounds: tuple[float, float], share: float) -> float:
     return bounds[0] + (bounds[1] - bounds[0]) * share
-
-
-def moving_digits(
-    split: str = "train",
-    *,
-    num_videos: int | None = None,
-    num_frames: int = 16,
-    size: int = 64,
-    still_digits: int = 0,
-    noise: float = 0.1,
-    seed: int = 0,
-    in_memory: bool = True,
-) -> MovingDigits | InMemorySet:
-    """Generated videos of moving digits, see :class:`MovingDigits`.
-
-    Args:
-        split: ``"train"``, ``"val"`` or ``"test"``.
-        num_videos: Number of videos. Default: 2,000 for training, else 500.
-        num_frames: Frames per video.
-        size: Height and width of the frames.
-        still_digits: Other digits that stand still.
-        noise: Standard deviation of the noise on every pixel.
-        seed: Seed of everything.
-        in_memory: Draw everything now and keep it, 131 MB with the defaults.
-    """
-    generated = MovingDigits(
-        split,
-        num_videos=num_videos,
-        num_frames=num_frames,
-        size=size,
-        still_digits=still_digits,
-        noise=noise,
-        seed=seed,
-    )
-    return to_memory(generated) if in_memory else generated

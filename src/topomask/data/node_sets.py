@@ -1,4 +1,4 @@
-"""One graph whose nodes have classes: citations, coauthors, and graphs where neighbours differ."""
+"""Node classification: one graph whose nodes have classes, such as citations, coauthors and heterophilous graphs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from topomask.data.checks import check_finite, check_labels, class_numbers
 from topomask.data.limits import check_bytes, limit_of
 from topomask.data.npz import read_npz
 from topomask.data.root import data_root, missing
-from topomask.data.splits import check_split
+from topomask.data.splits import SPLITS, check_split
 from topomask.graph import Graph
 from topomask.nn import SparseRows
 from topomask.support.files import write_atomically
@@ -25,26 +25,19 @@ from topomask.support.files import write_atomically
 Array = npt.NDArray[Any]
 Scaling = Literal["none", "binary", "row"]
 Metric = Literal["accuracy", "roc_auc"]
-_KEYS = ("x_data", "x_indices", "x_indptr", "x_shape", "y", "edges", "train_mask", "val_mask", "test_mask")
-_SPLITS = ("train", "val", "test")
-# Features that are kept sparse have a smaller part that is not 0.
+_KEYS = ("x_data", "x_indices", "x_indptr", "x_shape", "y", "edges", *(f"{split}_mask" for split in SPLITS))
+# Features are stored as sparse rows if a smaller fraction than this is nonzero.
 _SPARSE = 0.1
-# Columns of features that may be empty: there are at most as many others as there are entries.
+# Number of empty feature columns to allow; no more than the number of entries can be non-empty.
 _EMPTY_COLUMNS = 1 << 16
 
 
 @dataclass(frozen=True)
 class NodeEntry:
-    """What is known about a set.
+    """Facts about a known set, and its defaults.
 
-    Args:
-        num_nodes: Nodes.
-        num_edges: Edges, each pair of nodes counted once.
-        metric: What is reported of it.
-        scaling: What is done to its features.
-        sparse: Whether features are kept sparse; none where nine in ten are 0.
-        num_splits: Splits that it is published with.
-        summary: What it is, in a few words.
+    Each pair of connected nodes counts as one edge. `metric` and `scaling` are defaults of :func:`node_set`; if
+    `sparse` is None, features are stored sparse if most are 0.
     """
 
     num_nodes: int
@@ -71,97 +64,80 @@ NODE_SETS: dict[str, NodeEntry] = {
 
 
 class NodeBatch(NamedTuple):
-    """A graph, and the nodes of it whose class is asked for."""
+    """A graph, and the nodes to classify."""
 
-    x: Tensor | SparseRows  # features of all nodes, [N, F]
-    labels: Tensor  # class of the nodes asked for, [n]
+    x: Tensor | SparseRows  # features of all nodes in the form that models take, :attr:`NodeSet.features`, [N, F]
+    labels: Tensor  # class of the nodes to classify, [n]
     graph: Graph
-    nodes: Tensor  # the nodes asked for, [n]
+    nodes: Tensor  # the nodes to classify, [n]
 
 
 @final
-@dataclass(frozen=True, eq=False, repr=False)
 class NodeSet:
-    """A graph whose nodes have features and classes, with one split or several.
+    """A graph whose nodes have features and classes, with one or more splits.
+
+    As in PyG, ``x`` is always a dense tensor, [N, F]. ``features`` is the same matrix in the form that models take and
+    batches contain: :class:`topomask.nn.SparseRows` if the argument `x` is one, as :func:`node_set` and
+    :meth:`from_pyg` choose if fewer than one entry in ten is nonzero (bags of words); else the tensor ``x`` itself. If
+    it is sparse, ``x`` is built on first access: for coauthor-physics it takes 1.2 GB, and ``features`` 14 MB.
 
     Args:
         name: Name of the set.
         graph: The graph.
         x: Features of the nodes, [N, F], dense or sparse.
-        labels: Class of every node, integers, [N]; of a node that is in no split it may be anything, such as -1.
-        num_classes: Classes.
-        masks: For ``"train"``, ``"val"`` and ``"test"``, which nodes belong to it in every split, bool, [splits, N].
-        metric: What is reported of it: ``"accuracy"`` or ``"roc_auc"``.
+        labels: Class of each node, integers, [N]; nodes that are in no split may have any label, such as -1.
+        num_classes: Number of classes.
+        masks: For ``"train"``, ``"val"`` and ``"test"``, which nodes belong to it in each split, bool, [splits, N].
+        metric: The metric to report: ``"accuracy"`` or ``"roc_auc"``.
     """
 
-    name: str
-    graph: Graph
-    x: Tensor | SparseRows
-    labels: Tensor
-    num_classes: int
-    masks: dict[str, Tensor]
-    metric: Metric = "accuracy"
-
-    def __post_init__(self) -> None:
-        count = self.graph.num_nodes
-        if len(self.x) != count or len(self.labels) != count:
+    def __init__(
+        self,
+        name: str,
+        graph: Graph,
+        x: Tensor | SparseRows,
+        labels: Tensor,
+        num_classes: int,
+        masks: dict[str, Tensor],
+        metric: Metric = "accuracy",
+    ) -> None:
+        count = graph.num_nodes
+        if len(x) != count or len(labels) != count:
             raise ValueError(
-                f"There must be features and a label for each of the {count} nodes, but there are {len(self.x)} and "
-                f"{len(self.labels)}."
+                f"`x` and `labels` must have {count} rows, one per node, but have {len(x)}, {len(labels)}."
             )
-        check_metric(self.metric)
-        if self.metric == "roc_auc" and self.num_classes != 2:
-            raise ValueError(f"`metric` 'roc_auc' is for two classes, but there are {self.num_classes}.")
-        if isinstance(self.x, Tensor):
-            check_finite(self.x, "`x`, the features of nodes,")
-        for split in _SPLITS:
-            _check_mask(split, self.masks.get(split), count)
-        self._check_splits()
-        check_labels(self.labels, self.num_classes, "node", _in_a_split(self.masks))
+        check_metric(metric)
+        if metric == "roc_auc" and num_classes != 2:
+            raise ValueError(f"`metric` 'roc_auc' needs two classes, but there are {num_classes}.")
+        if isinstance(x, Tensor):
+            check_finite(x, "`x`, the features of nodes,")
+        _check_splits(masks, count)
+        check_labels(labels, num_classes, "node", _in_a_split(masks))
+        self.name, self.graph, self.features, self.labels = name, graph, x, labels
+        self.num_classes, self.masks, self.metric = num_classes, masks, metric
+        self._dense = x if isinstance(x, Tensor) else None
 
-    def _check_splits(self) -> None:
-        """A ValueError unless every split has nodes of all three kinds, and none of two."""
-        train, val, test = (self.masks[split] for split in _SPLITS)
-        if not len(train) == len(val) == len(test) > 0:
-            raise ValueError(
-                "There must be as many splits in all of `masks`, and one at least, but there are "
-                f"{len(train)}, {len(val)} and {len(test)} of train, val and test. Repeat a mask that is the same in "
-                "all."
-            )
-        for number in range(len(train)):
-            parts = {split: self.masks[split][number] for split in _SPLITS}
-            for split, mask in parts.items():
-                if not mask.any():
-                    raise ValueError(f"Split {number} of `masks[{split!r}]` must have nodes, but has none.")
-            for first, second in combinations(parts, 2):
-                shared = int((parts[first] & parts[second]).sum())
-                if shared:
-                    raise ValueError(
-                        f"{first} and {second} of split {number} must have no node in common, but share {shared}. "
-                        "Take these out of one of the masks."
-                    )
+    @property
+    def x(self) -> Tensor:
+        """Features of the nodes as a dense tensor, [N, F]; built on first access if :attr:`features` is sparse."""
+        if self._dense is None:
+            self._dense = self.features.to_dense()
+        return self._dense
 
     @classmethod
     def from_pyg(
-        cls,
-        name: str,
-        data: Any,
-        metric: Metric = "accuracy",
-        *,
-        scaling: Scaling = "none",
-        directed: bool = False,
+        cls, name: str, data: Any, metric: Metric = "accuracy", *, scaling: Scaling = "none", directed: bool = False
     ) -> NodeSet:
-        """From PyG's ``Data`` with ``x``, ``y`` and masks [N] or [N, splits], such as its ``Planetoid``.
+        """Make a set from PyG's ``Data`` with ``x``, ``y`` and masks [N] or [N, splits], such as its ``Planetoid``.
 
-        A mask [N] beside others [N, splits] counts for all of these, as the test nodes of ``WikiCS``. Features of which
-        nine in ten are 0, such as words, are kept sparse.
+        If other masks are [N, splits], a mask [N] is used in all splits, as the test nodes of ``WikiCS``.
 
         Args:
             name: Name of the set.
             data: The graph.
-            metric: What is reported of it: ``"accuracy"``, or ``"roc_auc"`` for two classes.
+            metric: The metric to report: ``"accuracy"``, or ``"roc_auc"`` for two classes.
             scaling: ``"binary"``, ``"row"`` or ``"none"``, see :func:`node_set`.
-            directed: Whether edges have a direction; else each must stand there in both.
+            directed: Whether edges are directed; if not, each must be listed in both directions.
         """
         for field, what in (("x", "features of its nodes"), ("y", "classes of its nodes")):
             if getattr(data, field, None) is None:
@@ -173,10 +149,10 @@ class NodeSet:
             )
         labels = class_numbers(data.y, data.num_nodes, f"`y` of {name}").cpu()
         masks = {}
-        for split in _SPLITS:
+        for split in SPLITS:
             mask = getattr(data, f"{split}_mask", None)
             if mask is None:
-                raise ValueError(f"{name} must have `{split}_mask`. Make one with PyG's RandomNodeSplit.")
+                raise ValueError(f"{name} must have `{split}_mask`. Create it with PyG's RandomNodeSplit.")
             masks[split] = (mask[None] if mask.ndim == 1 else mask.mT if mask.ndim == 2 else mask).cpu()
         masks = _repeated(masks, labels)
         graph = Graph.from_pyg(data, directed=directed)
@@ -186,9 +162,9 @@ class NodeSet:
         return cls(name, graph, x, labels, _count_classes(labels, masks), masks, metric)
 
     def save(self, file: str | Path) -> None:
-        """Write an npz file that :func:`node_set` and ``topomask train nodes`` read, features as they are here.
+        """Write an npz file for :func:`node_set` and ``topomask train nodes``, with the features as they are here.
 
-        The metric is not kept: say it again where the set is read.
+        The metric is not saved: pass it again when you read the file.
 
         Example:
             >>> import tempfile, topomask as tm
@@ -202,23 +178,21 @@ class NodeSet:
         graph = self.graph
         if graph.directed or graph.num_graphs > 1 or (graph.weights != 1).any():
             raise ValueError(
-                f"{self.name} must be one graph without directions and weights to be saved, which the layout has no "
-                "room for."
+                f"{self.name} must be a single undirected graph without weights to be saved: the file format cannot "
+                "store anything else."
             )
         ends = graph.to_edge_index()[0].numpy()
-        x = self.x.to_scipy() if isinstance(self.x, SparseRows) else sp.csr_array(self.x.detach().cpu().numpy())
-        arrays = {
-            "x_data": x.data,
-            "x_indices": x.indices,
-            "x_indptr": x.indptr,
-            "x_shape": np.array(x.shape),
+        x = self.features
+        x = x.to_scipy() if isinstance(x, SparseRows) else sp.csr_array(x.detach().cpu().numpy())
+        arrays: dict[str, Any] = {
+            **{f"x_{part}": np.array(getattr(x, part)) for part in ("data", "indices", "indptr", "shape")},
             "y": self.labels.cpu().numpy(),
             "edges": ends[:, ends[0] <= ends[1]].T,
-            **{f"{split}_mask": self.masks[split].cpu().numpy() for split in _SPLITS},
+            **{f"{split}_mask": self.masks[split].cpu().numpy() for split in SPLITS},
         }
 
         def write(path: Path) -> None:
-            # To a file that is open: to a name without .npz, NumPy would add it.
+            # To an open file: NumPy would append .npz to a name that lacks it.
             with path.open("wb") as target:
                 np.savez_compressed(target, **arrays)
 
@@ -226,28 +200,23 @@ class NodeSet:
 
     @property
     def num_features(self) -> int:
-        """Features of a node."""
-        return self.x.shape[1]
+        """Number of features per node."""
+        return self.features.shape[1]
 
     @property
     def num_splits(self) -> int:
-        """How many splits there are."""
+        """Number of splits."""
         return len(self.masks["train"])
 
     def batch(self, split: str, number: int = 0) -> NodeBatch:
-        """The whole graph with the nodes of one part of a split; a list of this is what training takes.
-
-        Args:
-            split: ``"train"``, ``"val"`` or ``"test"``.
-            number: Which of the splits.
-        """
-        check_split(split, _SPLITS, self.name)
+        """Return the graph with the nodes of ``"train"``, ``"val"`` or ``"test"`` in the split of this number."""
+        check_split(split, SPLITS, self.name)
         if not 0 <= number < self.num_splits:
             raise ValueError(
                 f"`number` must lie in [0, {self.num_splits}), the splits of {self.name}, but is {number}."
             )
         nodes = self.masks[split][number].nonzero().flatten()
-        return NodeBatch(self.x, self.labels[nodes], self.graph, nodes)
+        return NodeBatch(self.features, self.labels[nodes], self.graph, nodes)
 
     def __repr__(self) -> str:
         graph = f"{self.graph.num_nodes} nodes, {self.graph.num_edges} edges, {self.num_features} features"
@@ -262,35 +231,38 @@ def node_set(
     metric: Metric | None = None,
     max_bytes: int | None = None,
 ) -> NodeSet:
-    """A graph with classes of its nodes, from ``node/<name>.npz`` of the data root. Nothing is unpickled.
+    """Read a graph with node classes from ``node/<name>.npz`` of the data root. Nothing is unpickled.
 
     Args:
-        name: One of :data:`NODE_SETS`, or of your own in the same layout: ``x_data``, ``x_indices``, ``x_indptr`` and
-            ``x_shape`` (features as compressed sparse rows), ``y``, ``edges`` [E, 2] without direction, and
-            ``train_mask``, ``val_mask`` and ``test_mask`` [splits, N], where a single split counts beside several.
+        name: One of :data:`NODE_SETS`, or a set of your own in the same layout: ``x_data``, ``x_indices``, ``x_indptr``
+            and ``x_shape`` (features as compressed sparse rows), ``y``, undirected ``edges`` [E, 2], and
+            ``train_mask``, ``val_mask`` and ``test_mask`` [splits, N]; a mask [1, N] is used in all splits.
         root: The data root, see :func:`topomask.data.data_root`.
         scaling: ``"binary"`` for counts as 0 and 1; ``"row"`` to divide rows by their sum; or ``"none"``. Default:
             ``"binary"`` for coauthors and ``"row"`` for papers, as usual; else ``"none"``.
-        metric: What is reported of it: ``"accuracy"``, or ``"roc_auc"`` for two classes. Default: ``"roc_auc"`` for
+        metric: The metric to report: ``"accuracy"``, or ``"roc_auc"`` for two classes. Default: ``"roc_auc"`` for
             minesweeper and tolokers, else ``"accuracy"``.
-        max_bytes: Largest size of the file, unpacked, and of features that are kept dense. Default: the environment
-            variable ``TOPOMASK_MAX_BYTES``, else 512 MiB, and 50 times the size of the file, or 16 MiB where this is
-            more.
+        max_bytes: Largest size of the unpacked file, and of features that are stored dense. Default: the environment
+            variable ``TOPOMASK_MAX_BYTES``, else 512 MiB, and for the file at most 50 times its size, or 16 MiB if that
+            is more.
 
     References:
         Yang et al. (2016), Planetoid; Shchur et al. (2018), coauthors; Platonov et al. (2023), the others.
     """
     file = data_root(root) / "node" / f"{name}.npz"
     if not file.is_file():
-        how = (
-            f"It is an npz file with the arrays {', '.join(_KEYS)}. PyG downloads the original, and "
-            "NodeSet.from_pyg(...).save(file) writes it."
-        )
-        raise missing(name, file.parent, [file.name], how)
+        how = "PyG downloads the original, and NodeSet.from_pyg(...).save(file) writes it."
+        raise missing(name, file.parent, [file.name], f"It is an npz file with the arrays {', '.join(_KEYS)}. {how}")
     entry = NODE_SETS.get(name, NodeEntry(0, 0))
-    found = _read(file, max_bytes)
-    x = _features(file, found, entry.scaling if scaling is None else scaling)
-    labels, num_nodes = found["y"], x.shape[0]
+    try:
+        found = read_npz(file, max_bytes)
+        lacking = [key for key in _KEYS if key not in found]
+        if lacking:
+            raise ValueError(f"it has no {', '.join(lacking)}.")
+    except ValueError as error:
+        raise ValueError(f"{file} cannot be read: {error} It is truncated or another file. Get it again.") from None
+    x = _scaled(_sparse_features(file, found), entry.scaling if scaling is None else scaling)
+    labels, edges, num_nodes = found["y"], found["edges"], x.shape[0]
     if entry.num_nodes not in (0, num_nodes):
         raise ValueError(f"{file} has {num_nodes} nodes, but {name} has {entry.num_nodes}. Get it again.")
     if labels.shape != (num_nodes,) or labels.dtype.kind not in "iu":
@@ -302,12 +274,11 @@ def node_set(
     try:
         inputs = _features_of(x, entry.sparse, limit_of("max_bytes", max_bytes))
         classes = torch.from_numpy(labels.astype(np.int64))
-        for split in _SPLITS:
+        for split in SPLITS:
             if found[f"{split}_mask"].dtype != bool:
                 raise ValueError(f"{split}_mask must be bool, but is {found[f'{split}_mask'].dtype}.")
-        masks = _repeated({split: torch.from_numpy(found[f"{split}_mask"]) for split in _SPLITS}, classes)
-        edges = found["edges"]
-        # Two edges are a 2 x 2 array, which would be read the other way.
+        masks = _repeated({split: torch.from_numpy(found[f"{split}_mask"]) for split in SPLITS}, classes)
+        # Transposed, because two edges are a 2 x 2 array, which would be read as [2, E].
         graph = Graph.from_edges(edges.T if edges.ndim == 2 else edges, num_nodes)
         if entry.num_edges not in (0, graph.num_edges):
             raise ValueError(f"there are {graph.num_edges:,} edges, but {name} has {entry.num_edges:,}.")
@@ -316,54 +287,65 @@ def node_set(
             raise ValueError(f"there are {num_nodes} nodes, but a class has the number {num_classes - 1}.")
         return NodeSet(name, graph, inputs, classes, num_classes, masks, metric)
     except ValueError as error:
-        raise ValueError(f"{file} contradicts itself: {error} Get it again.") from None
+        raise ValueError(f"{file} is inconsistent: {error} Get it again.") from None
 
 
 def check_metric(metric: Metric) -> Metric:
-    """A metric, or a ValueError."""
+    """Return the metric, or raise a ValueError if it is unknown."""
     if metric not in get_args(Metric):
         raise ValueError(f"`metric` must be one of {get_args(Metric)}, but is {metric!r}.")
     return metric
 
 
 def _in_a_split(masks: dict[str, Tensor]) -> Tensor:
-    """Which nodes are in a split, bool, [N]."""
-    return torch.stack([masks[split].any(dim=0) for split in _SPLITS]).any(dim=0)
+    """Which nodes are in any split, bool, [N]."""
+    return torch.stack([masks[split].any(dim=0) for split in SPLITS]).any(dim=0)
 
 
 def _check_mask(split: str, mask: Tensor | None, num_nodes: int) -> None:
-    """A ValueError unless it says of every node, in one split or several, whether it is in it."""
     if mask is None or mask.ndim != 2 or mask.shape[1] != num_nodes or mask.dtype != torch.bool:
         found = "missing" if mask is None else f"{mask.dtype} of shape {tuple(mask.shape)}"
         raise ValueError(f"`masks[{split!r}]` must be bool of shape [splits, num_nodes={num_nodes}], but is {found}.")
 
 
+def _check_splits(masks: dict[str, Tensor], num_nodes: int) -> None:
+    """Raise a ValueError unless the three parts of each split are disjoint and not empty."""
+    for split in SPLITS:
+        _check_mask(split, masks.get(split), num_nodes)
+    sizes = [len(masks[split]) for split in SPLITS]
+    if not sizes[0] == sizes[1] == sizes[2] > 0:
+        raise ValueError(
+            f"All `masks` must have the same number of splits, at least 1, but train, val and test have {sizes[0]}, "
+            f"{sizes[1]} and {sizes[2]}. Repeat a mask that is the same in all splits."
+        )
+    for number in range(sizes[0]):
+        for split in SPLITS:
+            if not masks[split][number].any():
+                raise ValueError(f"Split {number} of `masks[{split!r}]` must have nodes, but has none.")
+        for first, second in combinations(SPLITS, 2):
+            shared = int((masks[first][number] & masks[second][number]).sum())
+            if shared:
+                raise ValueError(
+                    f"{first} and {second} of split {number} must have no node in common, but share {shared}. Remove "
+                    "these from one of the masks."
+                )
+
+
 def _count_classes(labels: Tensor, masks: dict[str, Tensor]) -> int:
-    """Classes of the nodes that are in a split; a label of another node may be anything."""
+    """Number of classes among the nodes in a split; other nodes may have any label."""
     used = labels[_in_a_split(masks)]
     return int(used.max()) + 1 if len(used) else 0
 
 
 def _repeated(masks: dict[str, Tensor], labels: Tensor) -> dict[str, Tensor]:
-    """Masks of a single split as often as the others have splits."""
+    """Repeat masks of a single split as often as the others have splits."""
     for split, mask in masks.items():
         _check_mask(split, mask, len(labels))
     most = max(len(mask) for mask in masks.values())
     return {split: mask.expand(most, -1) if len(mask) == 1 else mask for split, mask in masks.items()}
 
 
-def _read(file: Path, max_bytes: int | None) -> dict[str, Array]:
-    try:
-        found = read_npz(file, max_bytes)
-        lacking = [key for key in _KEYS if key not in found]
-        if lacking:
-            raise ValueError(f"it has no {', '.join(lacking)}.")
-    except ValueError as error:
-        raise ValueError(f"{file} cannot be read: {error} It is cut off or another file. Get it again.") from None
-    return found
-
-
-def _features(file: Path, found: dict[str, Array], scaling: Scaling) -> Any:
+def _sparse_features(file: Path, found: dict[str, Array]) -> Any:
     parts = (found["x_data"], found["x_indices"], found["x_indptr"])
     if found["x_data"].dtype.kind not in "biuf":
         raise ValueError(f"`x_data` of {file} must be real numbers, but is {found['x_data'].dtype}. Get it again.")
@@ -377,15 +359,15 @@ def _features(file: Path, found: dict[str, Array], scaling: Scaling) -> Any:
         x = sp.csr_array(parts, shape=shape)
         x.check_format(full_check=True)
     except (ValueError, TypeError, OverflowError) as error:
-        raise ValueError(f"The features in {file} are no sparse matrix: {error}. Get it again.") from None
+        raise ValueError(f"The features in {file} are not a valid sparse matrix: {error}. Get it again.") from None
     if not np.isfinite(x.data).all():
         node = int(x.tocoo().coords[0][~np.isfinite(x.data)][0])
-        raise ValueError(f"The features in {file} must be finite, but those of node {node} are not. Mend them.")
-    return _scaled(x, scaling)
+        raise ValueError(f"The features in {file} must be finite, but node {node} has NaN or inf. Fix or replace them.")
+    return x
 
 
 def _features_of(x: Any, sparse: bool | None, max_bytes: int | None = None) -> Tensor | SparseRows:
-    """Features, a sparse matrix, as they are kept."""
+    """Convert a sparse matrix to the form in which features are stored."""
     if sparse is None:
         sparse = x.count_nonzero() < _SPARSE * x.shape[0] * x.shape[1]
     if not sparse and max_bytes is not None:
@@ -394,7 +376,7 @@ def _features_of(x: Any, sparse: bool | None, max_bytes: int | None = None) -> T
 
 
 def _scaled(x: Any, scaling: Scaling) -> Any:
-    """Features, a sparse matrix that is changed."""
+    """Scale a sparse matrix in place."""
     if scaling == "binary":
         x.data = (x.data != 0).astype(np.float32)
     elif scaling == "row":

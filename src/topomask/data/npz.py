@@ -1,4 +1,4 @@
-"""NumPy archives that nobody vouches for: sizes are judged before anything is allocated, and nothing is unpickled."""
+"""Untrusted NumPy archives: sizes are checked before anything is allocated, and nothing is unpickled."""
 
 from __future__ import annotations
 
@@ -18,50 +18,33 @@ from topomask.data.archives import READ_ERRORS
 from topomask.data.limits import check_bytes, check_plain, read_up_to, unpacked_limit
 
 Array = npt.NDArray[Any]
-# Bytes of a header, which is a line of text; NumPy's own limit.
+# Bytes of a header; NumPy's own limit.
 _MAX_HEADER = 10_000
-# What NumPy raises on a header that is wrong, which it parses as Python.
-_BAD_HEADER = (
-    ArithmeticError,
-    AttributeError,
-    LookupError,
-    MemoryError,
-    RecursionError,
-    SyntaxError,
-    TypeError,
-    ValueError,
-    tokenize.TokenError,
-)
-_NO_ARCHIVE = "it is no .npz archive, or a damaged one."
-# Bytes of an integer once it is a node or a class.
+# What NumPy raises on an invalid header, which it parses as Python.
+_BAD_CODE = (MemoryError, RecursionError, SyntaxError, tokenize.TokenError)
+_BAD_HEADER = (*_BAD_CODE, ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+# Bytes of an integer once it is a node index or a class.
 _WIDTH = 8
-# Characters of a header that an error repeats.
+# Longest part of a header that an error quotes.
 _SHOWN = 120
-# The length of a header, by the version of the format, and who parses it.
-_VERSIONS = {
-    (1, 0): ("<H", np.lib.format.read_array_header_1_0),
-    (2, 0): ("<I", np.lib.format.read_array_header_2_0),
-}
+# By version of the format: the layout of the header's length, and the parser.
+_VERSIONS = {(1, 0): ("<H", np.lib.format.read_array_header_1_0), (2, 0): ("<I", np.lib.format.read_array_header_2_0)}
 
 
 def read_npz(file: Path, max_bytes: int | None = None) -> dict[str, Array]:
-    """All arrays of an npz file, by name.
-
-    Args:
-        file: The file.
-        max_bytes: Largest sum of their sizes. Default: the environment variable ``TOPOMASK_MAX_BYTES``, else 50 times
-            the size of the file, within 16 MiB and 512 MiB.
+    """Read all arrays of an npz file, by name; by default, `max_bytes` is that of :func:`limits.unpacked_limit`.
 
     Raises:
-        ValueError: It is damaged, too large, or holds something other than arrays of numbers and text. The message goes
-            on where the name of the file stops.
+        ValueError: It is damaged, too large, or contains something other than arrays of numbers and text. The message
+            does not name the file, so that callers can put its name in front.
     """
     check_plain(file)
     if not file.is_file() or not zipfile.is_zipfile(file):
-        # A folder, or a file that is not there or may not be read, says so itself.
+        # Raises for a folder, and for a file that does not exist or is not readable.
         with file.open("rb") as source:
             alone = source.read(len(np.lib.format.MAGIC_PREFIX)) == np.lib.format.MAGIC_PREFIX
-        raise ValueError("it is one array, not an archive of several." if alone else _NO_ARCHIVE)
+        kind = "a single array, not an archive of arrays" if alone else "not an .npz archive, or it is damaged"
+        raise ValueError(f"it is {kind}.")
     try:
         with zipfile.ZipFile(file) as archive:
             members = [member for member in archive.infolist() if member.filename.endswith(".npy")]
@@ -71,7 +54,7 @@ def read_npz(file: Path, max_bytes: int | None = None) -> dict[str, Array]:
         if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
             raise
         raise ValueError(f"it is damaged: {str(error) or type(error).__name__}.") from None
-    # Numbers of one byte are counted as what they become.
+    # Small integers are counted at the size they are converted to.
     size = sum(array.size * max(array.itemsize, _WIDTH) for array in found.values() if array.dtype.kind in "iu")
     check_bytes("it", size, unpacked_limit(file, max_bytes))
     return found
@@ -82,7 +65,7 @@ def _read(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Array:
     with archive.open(member) as source:
         shape, is_fortran, dtype, start = _header(source, what)
         if dtype.hasobject:
-            raise ValueError(f"{what} holds Python objects, which are never unpickled. Save plain numbers.")
+            raise ValueError(f"{what} holds Python objects, which are never unpickled. Save plain numbers instead.")
         if dtype.kind not in "biufcSU" or not dtype.itemsize:
             raise ValueError(f"{what} must hold numbers or text, but has dtype {dtype}.")
         size, held = math.prod(shape) * dtype.itemsize, member.file_size - start
@@ -91,17 +74,17 @@ def _read(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Array:
             raise ValueError(f"{what} is damaged: its header says {says}, but it holds {held:,} bytes.")
         content = read_up_to(source, size)
         if len(content) < size:
-            raise EOFError(f"{what} breaks off")
+            raise EOFError(f"{what} is truncated")
     found: Array = np.ndarray(shape, dtype, content, order="F" if is_fortran else "C")
     return found.astype(dtype.newbyteorder("="), copy=False)
 
 
 def _header(source: IO[bytes], what: str) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:
-    """Shape, whether columns come first, type, and the bytes before the content."""
+    """Shape, whether the order is Fortran's, dtype, and the number of bytes before the content."""
     try:
         version = np.lib.format.read_magic(source)
         if version not in _VERSIONS:
-            raise ValueError(f"version {version} of the format is not read")
+            raise ValueError(f"version {version} of the format is not supported")
         layout, parse = _VERSIONS[version]
         given = source.read(struct.calcsize(layout))
         (length,) = struct.unpack(layout, given)

@@ -1,4 +1,4 @@
-"""Generated trajectories of a soft body of particles, for learning to predict their motion."""
+"""Generated trajectories of soft bodies of particles, for learning to predict motion."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from topomask.data.mass_spring import Array, MassSpring, Material
-from topomask.data.splits import check_split, derived_seed
+from topomask.data.splits import SPLITS, check_index, check_split, derived_seed
 
-_SPLITS = ("train", "val", "test")
 _DEFAULT_TRAJECTORIES = {"train": 32, "val": 4, "test": 8}
 
 
@@ -38,24 +37,24 @@ class Trajectory:
 class ParticleSet(Dataset[tuple[Tensor, Tensor, Tensor, Tensor]]):
     """Windows of trajectories: the state of a body, and its states in the next frames.
 
-    A box or an ellipsoid of particles, each connected by springs to its nearest at the start, is thrown with some spin
-    and falls on a floor, where it is squeezed, bounces and slides. Everything is drawn from (seed, split, number of the
-    trajectory). A trajectory is simulated when it is first asked for, one or two seconds each, and kept; worker
-    processes would each simulate their own, so read it without them.
+    A box or an ellipsoid of particles, connected by springs to their initial neighbours, is thrown with some spin and
+    falls on a floor, where it is squeezed, bounces and slides. Everything is drawn from (seed, split, index of the
+    trajectory). A trajectory is simulated on first access, which takes one or two seconds, and cached. Do not use
+    worker processes: each would simulate its own.
 
     An item is (positions [N, 3], features [N, 6], next positions [horizon, N, 3], next features [horizon, N, 6]),
-    float32. Positions are in metres. The features of a particle are its velocity, in metres per second, and its place
-    in the body at rest, in metres from the middle: without it, nobody could tell how far springs are stretched.
+    float32. Positions are in metres. The features of a particle are its velocity, in metres per second, and its
+    position in the body at rest, in metres from the centre, without which the stretch of springs would be unknown.
 
     Args:
         split: ``"train"``, ``"val"`` or ``"test"``.
         num_trajectories: Default: 32 for training, 4 for validation, 8 for testing.
         num_particles: Particles per body.
         num_frames: Frames per trajectory.
-        horizon: How many frames ahead to predict: 1 for one step, 6 for six.
+        horizon: Number of frames to predict.
         frame_time: Seconds between frames.
-        material: How body and floor behave.
-        seed: Seed of everything.
+        material: Properties of the body and the floor.
+        seed: Seed of all random numbers.
 
     Example:
         >>> motion = ParticleSet("train", num_trajectories=2, num_particles=64, num_frames=10, horizon=6)
@@ -75,12 +74,11 @@ class ParticleSet(Dataset[tuple[Tensor, Tensor, Tensor, Tensor]]):
         material: Material | None = None,
         seed: int = 0,
     ) -> None:
-        check_split(split, _SPLITS, "particles")
-        if num_trajectories is None:
-            num_trajectories = _DEFAULT_TRAJECTORIES[split]
+        check_split(split, SPLITS, "particles")
+        num_trajectories = _DEFAULT_TRAJECTORIES[split] if num_trajectories is None else num_trajectories
         if num_trajectories < 1 or not frame_time > 0:
             raise ValueError(
-                "`num_trajectories` must be at least 1 and `frame_time` positive, but are "
+                "`num_trajectories` must be at least 1 and `frame_time` positive, but they are "
                 f"{num_trajectories} and {frame_time}."
             )
         if not 1 <= horizon < num_frames:
@@ -90,24 +88,22 @@ class ParticleSet(Dataset[tuple[Tensor, Tensor, Tensor, Tensor]]):
         self.material = Material() if material is None else material
         if not self.material.num_neighbors < num_particles:
             raise ValueError(
-                f"`num_particles` must exceed the number of neighbours, {self.material.num_neighbors}, but is "
+                f"`num_particles` must exceed `num_neighbors`={self.material.num_neighbors} of the material, but is "
                 f"{num_particles}."
             )
-        self._split = _SPLITS.index(split)
+        self._split = SPLITS.index(split)
         self._kept: dict[int, Trajectory] = {}
 
     @property
     def feature_dim(self) -> int:
-        """Features of a particle."""
+        """Number of features per particle."""
         return 6
 
     def __len__(self) -> int:
         return self.num_trajectories * (self.num_frames - self.horizon)
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        if not -len(self) <= index < len(self):
-            raise IndexError(f"`index` must lie in [0, {len(self)}), but is {index}.")
-        number, frame = divmod(index % len(self), self.num_frames - self.horizon)
+        number, frame = divmod(check_index(index, len(self)), self.num_frames - self.horizon)
         motion = self.trajectory(number)
         window = slice(frame, frame + 1 + self.horizon)
         positions, velocities = motion.positions[window], motion.velocities[window]  # [horizon + 1, N, 3]
@@ -116,7 +112,7 @@ class ParticleSet(Dataset[tuple[Tensor, Tensor, Tensor, Tensor]]):
         return positions[0], features[0], positions[1:], features[1:]
 
     def trajectory(self, number: int) -> Trajectory:
-        """One trajectory, all frames of it."""
+        """Return all frames of one trajectory."""
         if not 0 <= number < self.num_trajectories:
             raise IndexError(f"`number` must lie in [0, {self.num_trajectories}), but is {number}.")
         if number not in self._kept:
@@ -126,23 +122,22 @@ class ParticleSet(Dataset[tuple[Tensor, Tensor, Tensor, Tensor]]):
     def _simulate(self, number: int) -> Trajectory:
         draw = np.random.Generator(np.random.PCG64(derived_seed("particles", self.seed, self._split, number)))
         positions = _body(self.num_particles, draw)
-        velocities = _throw(positions, draw)
+        # A rigid motion, metres per second.
+        drift, spin = draw.uniform((-1.5, -1.5, -2.0), (1.5, 1.5, 1.0)), draw.uniform(-2.0, 2.0, size=3)
+        velocities = drift + np.cross(spin, positions - positions.mean(axis=0))
         body = MassSpring(positions, self.material)
         seen = [(positions, velocities)]
         for _ in range(self.num_frames - 1):
             seen.append(body.advance(*seen[-1], self.frame_time))
-        return Trajectory(
-            positions=torch.from_numpy(np.stack([place for place, _ in seen])).float(),
-            velocities=torch.from_numpy(np.stack([speed for _, speed in seen])).float(),
-            springs=torch.from_numpy(body.springs.T.copy()),
-        )
+        places, speeds = (torch.from_numpy(np.stack(each)).float() for each in zip(*seen, strict=True))
+        return Trajectory(places, speeds, springs=torch.from_numpy(body.springs.T.copy()))
 
 
 def _body(count: int, draw: np.random.Generator) -> Array:
     """Particles of a tilted box or ellipsoid above the floor, [N, 3]."""
     is_box = draw.random() < 0.5
     scrambled = torch.quasirandom.SobolEngine(3, scramble=True, seed=int(draw.integers(1 << 31)))
-    # Evenly spread points leave no pair very close; a ball fills 0.52 of its cube.
+    # Quasirandom points are never very close to each other; a ball fills 0.52 of its cube.
     cube = 2.0 * scrambled.draw(2 * count + 64, dtype=torch.float64).numpy() - 1.0
     shape = cube[:count] if is_box else cube[(cube**2).sum(axis=1) <= 1.0][:count]
     positions = shape * draw.uniform(0.25, 0.5, size=3) @ _rotation(draw).T
@@ -150,15 +145,8 @@ def _body(count: int, draw: np.random.Generator) -> Array:
     return positions
 
 
-def _throw(positions: Array, draw: np.random.Generator) -> Array:
-    """Velocities of a rigid motion, metres per second, [N, 3]."""
-    drift = draw.uniform((-1.5, -1.5, -2.0), (1.5, 1.5, 1.0))
-    spin = draw.uniform(-2.0, 2.0, size=3)
-    return drift + np.cross(spin, positions - positions.mean(axis=0))
-
-
 def _rotation(draw: np.random.Generator) -> Array:
-    """A rotation of uniform distribution, from a unit quaternion."""
+    """A uniformly distributed rotation, from a unit quaternion."""
     quaternion = draw.standard_normal(4)
     w, x, y, z = quaternion / math.sqrt(float(quaternion @ quaternion))
     return np.array(

@@ -1,4 +1,4 @@
-"""Where data lives: an argument, else the variable ``TOPOMASK_DATA``, else a folder in the user's cache."""
+"""Where data is stored: the argument `root`, else the variable ``TOPOMASK_DATA``, else a folder in the user's cache."""
 
 from __future__ import annotations
 
@@ -10,58 +10,40 @@ from topomask.support.files import cache_folder
 
 
 class MissingDataError(FileNotFoundError):
-    """Files of a data set are not where they are looked for; the message says where, which, and how to get them."""
+    """Files of a data set were not found; the message names the files and the folder, and says how to get them."""
 
 
 def data_root(root: str | Path | None = None) -> Path:
-    """The folder under which every data set has its own file or folder.
+    """Return the folder that contains all data sets.
 
     Args:
-        root: The folder. Default: the environment variable ``TOPOMASK_DATA`` where it is set and not empty, else
+        root: The folder. Default: the environment variable ``TOPOMASK_DATA`` if it is set and not empty, else
             ``topomask/data`` in the user's cache folder.
 
     Example:
         >>> data_root("sets").name
         'sets'
     """
-    if root is not None:
-        return Path(root).expanduser()
-    if os.environ.get("TOPOMASK_DATA"):
-        return Path(os.environ["TOPOMASK_DATA"]).expanduser()
-    return cache_folder() / "data"
+    root = (os.environ.get("TOPOMASK_DATA") or None) if root is None else root
+    return cache_folder() / "data" if root is None else Path(root).expanduser()
 
 
 def way_out(*, download: bool = False) -> str:
-    """How to get data that is not there, for Python and for the command line.
-
-    Args:
-        download: Whether it can be downloaded.
-    """
-    if download:
-        return (
-            "Pass download=True (on the command line: --data.download True), or set $TOPOMASK_DATA or `root` "
-            "(--data.root DIR) to the folder that has it."
-        )
-    return "Set $TOPOMASK_DATA or `root` (on the command line: --data.root DIR) to the folder that has it."
+    """The sentence that says how to get missing data, in Python and on the command line."""
+    start = "Pass download=True (on the command line: --data.download True), or set" if download else "Set"
+    root = "(--data.root DIR)" if download else "(on the command line: --data.root DIR)"
+    return f"{start} $TOPOMASK_DATA or `root` {root} to the folder that contains it."
 
 
 def missing(name: str, folder: Path, expected: Sequence[str], how: str, *, download: bool = False) -> MissingDataError:
-    """The error for a data set whose files are not there.
-
-    Args:
-        name: Name of the data set.
-        folder: Where the files were looked for.
-        expected: The files or folders that should be there.
-        how: What else there is to say on how to get them, a sentence.
-        download: Whether they can be downloaded.
-    """
+    """The error for a data set whose `expected` files are not in `folder`; `how` is a sentence on how to get them."""
     return MissingDataError(
-        f"The data set {name!r} needs {', '.join(expected)} in {folder}, but not all of it is there. "
+        f"The data set {name!r} needs {', '.join(expected)} in {folder}, but at least one of these is missing. "
         f"{way_out(download=download)} {how}"
     )
 
 
 def find_path(path: str | Path, root: str | Path | None = None) -> Path:
-    """The path as it is where there is something, else below the data root."""
+    """Return the path itself if it exists, else the same path below the data root."""
     given = Path(path).expanduser()
     return given if given.exists() else data_root(root) / given

@@ -1,4 +1,4 @@
-"""Draws that depend on a seed and on what they are for, and on nothing drawn before; splits that are drawn so."""
+"""Splits and seeds that depend only on a seed and a purpose, never on what was drawn before."""
 
 from __future__ import annotations
 
@@ -8,33 +8,30 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+SPLITS = ("train", "val", "test")
+
 
 def derived_seed(purpose: str, *words: int) -> int:
-    """A 63-bit seed from a purpose and some integers, the same on every machine.
-
-    Example:
-        >>> derived_seed("order", 0, 1) == derived_seed("order", 0, 1) != derived_seed("order", 1, 0)
-        True
-    """
+    """Derive a 63-bit seed from a purpose and integers, the same on every machine."""
     text = repr((purpose, *(int(word) for word in words)))
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") >> 1
 
 
 def seeded_generator(purpose: str, *words: int) -> torch.Generator:
-    """A generator on the CPU that starts from :func:`derived_seed`."""
+    """A CPU generator seeded by :func:`derived_seed`."""
     return torch.Generator().manual_seed(derived_seed(purpose, *words))
 
 
 def stratified_split(labels: Tensor, fractions: Sequence[float], seed: int = 0) -> list[Tensor]:
-    """Indices of disjoint parts in which every class has nearly the same share.
+    """Split examples into disjoint parts with nearly the same class proportions.
 
     Args:
-        labels: Class of every example, [N].
-        fractions: The share of every part; their sum must be 1.
-        seed: Seed of the draw.
+        labels: Class of each example, [N].
+        fractions: Fraction of the examples in each part; must sum to 1.
+        seed: Seed of the split.
 
     Returns:
-        Sorted indices, one tensor per part; together they are all of 0, ..., N - 1.
+        Sorted indices, one tensor per part; together they are 0, ..., N - 1.
 
     Example:
         >>> small, large = stratified_split(torch.tensor([0, 0, 0, 0, 1, 1, 1, 1]), (0.25, 0.75))
@@ -42,42 +39,52 @@ def stratified_split(labels: Tensor, fractions: Sequence[float], seed: int = 0) 
         (2, 6)
     """
     if any(not 0 <= fraction <= 1 for fraction in fractions) or abs(sum(fractions) - 1) > 1e-9:
-        raise ValueError(f"`fractions` must lie in [0, 1] and add up to 1, but are {tuple(fractions)}.")
-    if labels.ndim != 1 or labels.is_floating_point():
-        raise ValueError(
-            f"`labels` must be integers of shape [N], but are {labels.dtype} of shape {tuple(labels.shape)}."
-        )
-    parts: list[list[Tensor]] = [[] for _ in fractions]
+        raise ValueError(f"`fractions` must lie in [0, 1] and sum to 1, but are {tuple(fractions)}.")
+    check_label_vector(labels, "N")
+    shares, parts = torch.tensor(fractions, dtype=torch.float64).cumsum(0), [list[Tensor]() for _ in fractions]
     for label in labels.unique().tolist():
         members = (labels == label).nonzero().flatten()
         order = members[torch.randperm(len(members), generator=seeded_generator("split", seed, label))]
-        shares = torch.tensor(fractions, dtype=torch.float64).cumsum(0)
         edges = [0, *(shares * len(members)).round().long().tolist()]
         for part, start, end in zip(parts, edges[:-1], edges[1:], strict=True):
             part.append(order[start:end])
     return [torch.cat([labels.new_empty(0, dtype=torch.long), *part]).sort().values for part in parts]
 
 
+def check_label_vector(labels: Tensor, size: str) -> None:
+    """Raise a ValueError unless `labels` is a vector of integers."""
+    if labels.ndim != 1 or labels.is_floating_point():
+        raise ValueError(
+            f"`labels` must be integers of shape [{size}], but are {labels.dtype} of shape {tuple(labels.shape)}."
+        )
+
+
 def check_split(split: str, available: Sequence[str], name: str) -> None:
-    """A ValueError unless the split is one that the data set has."""
+    """Raise a ValueError unless the data set `name` has the split."""
     if split not in available:
         raise ValueError(f"`split` of {name} must be one of {', '.join(available)}, but is {split!r}.")
 
 
+def check_index(index: int, count: int, name: str = "index") -> int:
+    """Return an index into `count` examples, counted from 0 if it is negative; an IndexError if it is out of range."""
+    if not -count <= index < count:
+        raise IndexError(f"`{name}` must lie in [0, {count}), but is {index}.")
+    return index % count
+
+
 def choose(labels: Tensor, split: str, *, val_fraction: float, split_seed: int, limit: int | None) -> Tensor:
-    """Indices of one split, out of the files that hold it.
+    """Sorted indices of the examples of a split, given the labels, [N], of all examples in its files.
 
-    Args:
-        labels: Class of every example in the files: those of the training set for ``"train"`` and ``"val"``, [N].
-        split: ``"train"``, ``"val"``, which is held out of the training set, or another one, which is taken whole.
-        val_fraction: The share of the training set that is held out, in [0, 1).
-        split_seed: Seed of what is held out.
-        limit: Keep the first so many only; None keeps all.
-
-    Returns:
-        Sorted indices.
+    ``"val"`` is a fraction of the training set, whose files it shares; other splits have files of their own. At most
+    the first `limit` are kept.
     """
-    check_val_fraction(split, val_fraction)
+    if not 0 <= val_fraction < 1:
+        raise ValueError(f"`val_fraction` must lie in [0, 1), but is {val_fraction}.")
+    if split == "val" and not val_fraction:
+        raise ValueError(
+            "split='val' is empty, because nothing is held out. Pass val_fraction=0.1, the same for 'train' and 'val', "
+            "or use split='test'."
+        )
     indices = torch.arange(len(labels))
     if val_fraction and split in ("train", "val"):
         val, train = stratified_split(labels, (val_fraction, 1.0 - val_fraction), split_seed)
@@ -85,19 +92,8 @@ def choose(labels: Tensor, split: str, *, val_fraction: float, split_seed: int, 
     return first(indices, limit)
 
 
-def check_val_fraction(split: str, val_fraction: float) -> None:
-    """A ValueError unless the share lies in [0, 1), and above 0 where the held-out part is asked for."""
-    if not 0 <= val_fraction < 1:
-        raise ValueError(f"`val_fraction` must lie in [0, 1), but is {val_fraction}.")
-    if split == "val" and not val_fraction:
-        raise ValueError(
-            "split='val' was asked for, but nothing is held out for it. Pass val_fraction=0.1, the same for 'train' "
-            "and 'val', or use split='test'."
-        )
-
-
 def first(indices: Tensor, limit: int | None) -> Tensor:
-    """The first `limit` indices, or all where it is None."""
+    """The first `limit` indices; all of them if it is None."""
     if limit is None:
         return indices
     if not 1 <= limit <= len(indices):

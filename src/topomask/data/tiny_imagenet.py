@@ -1,4 +1,4 @@
-"""Tiny-ImageNet-50: every fourth class of Tiny-ImageNet-200, 25,000 and 2,500 colour pictures of 64 x 64."""
+"""Tiny-ImageNet-50: every fourth class of Tiny-ImageNet-200, 25,000 and 2,500 colour images of 64 x 64."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import zipfile
 from pathlib import Path
 
 from topomask.data.archives import damage_named
+from topomask.data.class_folders import ImageFolder
 from topomask.data.download import RemoteFile, fetch
-from topomask.data.image_folder import ImageFolder
 from topomask.data.labelled_set import InMemorySet, to_memory
 from topomask.data.limits import check_bytes, unpacked_limit
 from topomask.data.root import data_root, missing
@@ -15,7 +15,6 @@ from topomask.support.files import remove_leftovers, write_atomically
 
 _MAX_UNPACKED = 1 << 32
 _NAME = "tiny-imagenet-50.zip"
-_EVERY = 4
 _TOP = "tiny-imagenet-200"
 _WHOLE = RemoteFile(
     "tiny-imagenet-200.zip",
@@ -38,9 +37,9 @@ def tiny_imagenet_50(
     Args:
         split: ``"train"`` or ``"val"``.
         root: The data root, see :func:`topomask.data.data_root`.
-        download: Where the archive is not there, make it from ``tiny-imagenet-200.zip``, which is downloaded if needed.
-        per_class: Keep the first so many of every class only.
-        in_memory: Decode everything now and keep it, 300 MB. Else pictures are decoded whenever they are asked for.
+        download: If the archive is missing, make it from ``tiny-imagenet-200.zip``, which is downloaded if needed.
+        per_class: Keep only the first this many images of each class.
+        in_memory: Decode all images now and keep them, 300 MB; else they are decoded on access.
 
     References:
         Le and Yang (2015), Tiny ImageNet visual recognition challenge.
@@ -49,16 +48,11 @@ def tiny_imagenet_50(
     archive = folder / _NAME
     if not archive.exists():
         if not download:
-            raise missing(
-                "tiny-imagenet-50",
-                folder,
-                (_NAME,),
-                f"It is made from {_WHOLE.name}, which is downloaded ({_WHOLE.size >> 20} MB) unless it is in the same "
-                "folder.",
-                download=True,
-            )
+            size = f"{_WHOLE.size >> 20} MB"
+            how = f"It is made from {_WHOLE.name}, which is downloaded ({size}) unless it is in the same folder."
+            raise missing("tiny-imagenet-50", folder, [_NAME], how, download=True)
         whole = fetch(_WHOLE, folder)
-        # Another process may have made it while this one downloaded.
+        # Another process may have made it during the download.
         if not archive.exists():
             make_subset(whole, archive)
     found = ImageFolder(archive, split, per_class=per_class)
@@ -66,13 +60,10 @@ def tiny_imagenet_50(
     return to_memory(found) if in_memory else found
 
 
-def make_subset(whole: Path, subset: Path, every: int = _EVERY) -> Path:
-    """Pick every few classes of Tiny-ImageNet-200, sorted by their ids, into an archive of class folders.
+def make_subset(whole: Path, subset: Path, every: int = 4) -> Path:
+    """Write an archive with the classes 0, `every`, 2 `every`, ... of the published archive, in the order of their ids.
 
-    Args:
-        whole: ``tiny-imagenet-200.zip`` as published.
-        subset: The archive to write, with ``train/<id>/``, ``val/<id>/`` and ``classes.txt``.
-        every: 4 keeps the classes 0, 4, 8, ...
+    It contains ``train/<id>/``, ``val/<id>/`` and ``classes.txt``.
     """
     remove_leftovers(subset.parent)
     write_atomically(subset, lambda temporary: _pick(whole, temporary, every))
@@ -92,11 +83,11 @@ def _pick(whole: Path, subset: Path, every: int) -> None:
             for name in sorted(source.namelist()):
                 parts = name.split("/")
                 if len(parts) == 5 and parts[1] == "train" and parts[2] in ids and name.endswith(".JPEG"):
-                    _copy(source, name, target, f"train/{parts[2]}/{parts[4]}")
+                    _write(target, f"train/{parts[2]}/{parts[4]}", source.read(name))
             for line in sorted(source.read(f"{_TOP}/val/val_annotations.txt").decode().splitlines()):
-                picture, identity = line.split("\t")[:2]
+                image, identity = line.split("\t")[:2]
                 if identity in ids:
-                    _copy(source, f"{_TOP}/val/images/{picture}", target, f"val/{identity}/{picture}")
+                    _write(target, f"val/{identity}/{image}", source.read(f"{_TOP}/val/images/{image}"))
             words = (line.partition("\t") for line in source.read(f"{_TOP}/words.txt").decode().splitlines())
             lines = [f"{identity}\t{name}\n" for identity, _, name in words if identity in ids]
             _write(target, "classes.txt", "".join(sorted(lines)).encode())
@@ -106,10 +97,6 @@ def _pick(whole: Path, subset: Path, every: int) -> None:
         ) from error
 
 
-def _copy(source: zipfile.ZipFile, name: str, target: zipfile.ZipFile, new_name: str) -> None:
-    _write(target, new_name, source.read(name))
-
-
 def _write(target: zipfile.ZipFile, name: str, content: bytes) -> None:
-    # A fixed date, so that the same pictures give the same archive.
+    # A fixed date, so that the same images give the same archive.
     target.writestr(zipfile.ZipInfo(name, date_time=(2020, 1, 1, 0, 0, 0)), content)

@@ -1,1 +1,1 @@
-"""Pictures of masks on graphs by name or from files, and pages that hold pictures."""
+"""Pictures of masks on graphs, which are given by name or file, and report pages that contain pictures."""

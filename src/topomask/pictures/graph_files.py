@@ -1,6 +1,6 @@
-"""Graphs from files: lists of edges, SciPy and NumPy archives, Matrix Market, GML, GraphML and Wavefront meshes.
+"""Graphs from files: edge lists, SciPy and NumPy archives, Matrix Market, GML, GraphML and Wavefront meshes.
 
-Nobody vouches for a file: how many nodes it says it has, and how large it is, is judged before anything is allocated.
+Files are not trusted: their size, and the number of nodes they claim to have, are checked before anything is allocated.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import scipy.sparse as sp
 
 import topomask as tm
 from topomask.data.limits import read_bounded, read_text
@@ -20,47 +21,49 @@ from topomask.data.npz import read_npz
 from topomask.graph.input import Array, edge_array
 from topomask.support.imports import need
 
-# A graph, and coordinates of its nodes [N, 2 or 3] where the file has them.
+# A graph, and the coordinates of its nodes, [N, 2 or 3], if the file has them.
 Read = tuple[tm.Graph, Array | None]
-# Nodes of a graph that can be drawn.
+# All of READERS, for errors.
+FILE_TYPES = (
+    "edge lists (.txt, .csv, .tsv, .edges), SciPy or NumPy archives (.npz), Matrix Market (.mtx), .gml, .graphml, and "
+    "Wavefront meshes (.obj)"
+)
+# Largest graph that can be drawn.
 MAX_NODES = 20_000
-# Characters of a line that an error repeats.
+# Longest part of a line that an error quotes.
 _SHOWN = 80
-# Coordinates from here on leave no room for the margins of a picture.
+# Larger coordinates would overflow in the margins of a picture.
 _MAX_POINT = 1e100
-# What SciPy saves of a matrix beside its entries, by format.
-_PARTS = {
-    "csr": ("indices", "indptr"),
-    "csc": ("indices", "indptr"),
-    "bsr": ("indices", "indptr"),
-    "coo": ("row", "col"),
-    "dia": ("offsets",),
-}
+# Arrays that SciPy saves besides the entries of a matrix, by format.
+_PARTS = dict.fromkeys(("csr", "csc", "bsr"), ("indices", "indptr")) | {"coo": ("row", "col"), "dia": ("offsets",)}
 
 
 def read_graph(path: Path, directed: bool = False) -> Read:
-    """Read a graph; what is wrong is named with the file."""
+    """Read a graph; errors name the file."""
     if path.suffix.lower() not in READERS:
-        raise ValueError(f"Cannot tell what {path} holds. Files of graphs end in {', '.join(READERS)}.")
+        raise ValueError(
+            f"{path} has an unknown suffix. Graphs are read from {FILE_TYPES}. Convert or rename the file."
+        )
     if not path.is_file():
-        raise ValueError(f"There is no file {path}.")
+        raise ValueError(f"There is no file {path}. Check the path.")
     try:
         return READERS[path.suffix.lower()](path, directed)
     except (ValueError, OSError) as error:
-        raise ValueError(f"{path}: {error}") from error
+        why = str(error).replace("directed=True", "directed=True (on the command line: --directed)")
+        raise ValueError(f"{path}: {why}") from error
 
 
 def check_size(num_nodes: int) -> None:
-    """A ValueError where a graph is too large to be drawn."""
+    """Raise a ValueError if a graph is too large to be drawn."""
     if num_nodes > MAX_NODES:
         raise ValueError(
-            f"The graph has {num_nodes:,} nodes, and pictures are drawn up to {MAX_NODES:,}. Draw a part of it, "
-            "such as graph.neighborhood(nodes, num_hops)."
+            f"The graph has {num_nodes:,} nodes, but at most {MAX_NODES:,} can be drawn. Choose a smaller one, or save "
+            "part of it to a file."
         )
 
 
 def _read_edges(path: Path, directed: bool) -> Read:
-    """Two node numbers and perhaps a weight per line, with commas, semicolons or blanks between them."""
+    """Two node numbers and an optional weight per line, separated by commas, semicolons or blanks."""
     rows: list[tuple[int, int]] = []
     weights: list[float] = []
     width = 0
@@ -71,29 +74,25 @@ def _read_edges(path: Path, directed: bool) -> Read:
         try:
             edge, weight = (int(fields[0]), int(fields[1])), float(fields[2]) if len(fields) > 2 else 1.0
         except (ValueError, IndexError):
-            # Names of columns.
-            if not rows and not any(_is_number(field) for field in fields):
+            # Column names.
+            if not rows and not any(map(_is_number, fields)):
                 continue
-            raise ValueError(
-                f"line {number} must hold two node numbers and perhaps a weight, but is {_shown(line)}."
-            ) from None
+            expected = "two node numbers and an optional weight"
+            raise ValueError(f"line {number} must have {expected}, but is {_shown(line)}.") from None
         if len(fields) > 3 or (rows and len(fields) != width):
-            expected = f"{width} columns, as the lines before" if rows else "two or three columns"
+            expected = f"{width} columns, as the lines above" if rows else "two or three columns"
             raise ValueError(f"line {number} must have {expected}, but has {len(fields)}: {_shown(line)}.")
         width = len(fields)
-        # Each number of a graph that can be drawn is small, so that arrays hold it.
+        # Checked here, because larger numbers may not fit into an array.
         if max(edge) >= MAX_NODES:
             check_size(max(edge) + 1)
         if min(edge) < 0:
-            raise ValueError(
-                f"line {number} must not hold negative node numbers, but is {_shown(line)}. Number from 0."
-            )
+            raise ValueError(f"line {number} must not have negative node numbers, but is {_shown(line)}. Count from 0.")
         rows.append(edge)
         weights.append(weight)
     if not rows:
-        raise ValueError("there are no edges in it.")
-    edges = np.array(rows).T
-    return _from_edges(edges, None, weights if width == 3 else None, directed), None
+        raise ValueError("it has no edges.")
+    return _from_edges(np.array(rows).T, None, weights if width == 3 else None, directed), None
 
 
 def _shown(line: str) -> str:
@@ -116,21 +115,19 @@ def _from_edges(edges: Any, num_nodes: int | None, weights: Any, directed: bool)
 
 
 def _from_matrix(matrix: Any, directed: bool) -> tm.Graph:
-    import scipy.sparse as sp
-
     check_size(max(matrix.shape))
     return tm.Graph.from_scipy(sp.csr_array(matrix), directed=directed, signed=True)
 
 
 def _read_npz(path: Path, directed: bool) -> Read:
-    """A sparse matrix as SciPy saves it; or arrays ``edges``, perhaps ``weights``, ``num_nodes`` and ``points``."""
+    """A sparse matrix saved by SciPy; or arrays ``edges``, and optionally ``weights``, ``num_nodes``, ``points``."""
     found = read_npz(path)
     if "edges" in found:
         size = _integers("num_nodes", found["num_nodes"], 1)[0] if "num_nodes" in found else None
         graph = _from_edges(found["edges"], size, found.get("weights"), directed)
         return graph, _check_points(found["points"], graph) if "points" in found else None
     if not {"format", "shape", "data"} <= found.keys():
-        raise ValueError(f"it must hold a SciPy matrix or an array `edges`, but holds {sorted(found)[:10]}.")
+        raise ValueError(f"it must have a SciPy matrix or an array `edges`, but has {sorted(found)[:10]}.")
     return _from_matrix(_scipy_matrix(found), directed), None
 
 
@@ -142,9 +139,6 @@ def _integers(name: str, array: Array, count: int) -> list[int]:
 
 
 def _scipy_matrix(found: dict[str, Array]) -> Any:
-    """The matrix that SciPy saved."""
-    import scipy.sparse as sp
-
     shape = _integers("shape", found["shape"], 2)
     check_size(max(shape))
     kind = str(found["format"].astype(str)) if found["format"].dtype.kind in "SU" else ""
@@ -153,7 +147,7 @@ def _scipy_matrix(found: dict[str, Array]) -> Any:
     parts = []
     for name in _PARTS[kind]:
         if name not in found or found[name].ndim != 1 or found[name].dtype.kind not in "iu":
-            raise ValueError(f"it must hold `{name}`, integers of shape [n], as SciPy saves a matrix of its format.")
+            raise ValueError(f"it must have `{name}`, integers of shape [n], as SciPy saves a {kind} matrix.")
         parts.append(found[name])
     make = getattr(sp, f"{kind}_array")
     try:
@@ -162,7 +156,7 @@ def _scipy_matrix(found: dict[str, Array]) -> Any:
             matrix.check_format(full_check=True)
         return matrix.tocsr()
     except (TypeError, IndexError, ArithmeticError) as error:
-        raise ValueError(f"it is no matrix: {error}.") from None
+        raise ValueError(f"it is not a valid matrix: {error}.") from None
 
 
 def _check_points(points: Array, graph: tm.Graph) -> Array:
@@ -178,16 +172,15 @@ def _check_points(points: Array, graph: tm.Graph) -> Array:
 def _read_mtx(path: Path, directed: bool) -> Read:
     import scipy.io
 
-    # Judged before SciPy reads it.
     content = read_bounded(path, "max_text_bytes")
     try:
         rows, columns, entries, kind, *_ = scipy.io.mminfo(io.BytesIO(content))
         if not rows == columns > 0:
-            # Of an array without entries SciPy divides by their number, which ends the process.
-            raise ValueError(f"it must be a square matrix of one row at least, but is {rows} x {columns}.")
+            # On an array without entries, SciPy divides by zero, which ends the process.
+            raise ValueError(f"it must be a square matrix with at least one row, but is {rows} x {columns}.")
         check_size(rows)
-        # SciPy makes room for as many entries as the header says. A line has two numbers at least, or one where all
-        # entries are listed, of a symmetric matrix those on one side of the diagonal.
+        # SciPy allocates as many entries as the header says. A line has at least two numbers, or one if all entries are
+        # listed; of a symmetric matrix, only those on one side of the diagonal are.
         least = 4 * entries if kind == "coordinate" else entries - columns
         if least > len(content) + 1:
             raise ValueError(f"its header says {entries:,} entries, but it has {len(content):,} bytes.")
@@ -204,7 +197,7 @@ def _read_networkx(path: Path, directed: bool) -> Read:
     try:
         graph = reader(content)
         count = graph.number_of_nodes()
-    # A file that is no graph raises nearly anything inside networkx.
+    # networkx raises almost anything on invalid files.
     except Exception as error:
         why = str(error).partition("\n")[0][:_SHOWN] or type(error).__name__
         raise ValueError(f"networkx cannot read it ({why.encode('unicode_escape').decode()}).") from error
@@ -218,7 +211,7 @@ def _read_networkx(path: Path, directed: bool) -> Read:
 
 
 def _read_obj(path: Path, directed: bool) -> Read:
-    """The mesh of a Wavefront file: vertices are nodes, sides of faces are edges."""
+    """A Wavefront mesh: vertices are nodes, and sides of faces are edges."""
     if directed:
         raise ValueError("a mesh has no directed edges. Leave out --directed.")
     points: list[list[float]] = []
@@ -239,23 +232,21 @@ def _read_obj(path: Path, directed: bool) -> Read:
         except ValueError:
             raise ValueError(f"line {number} cannot be read: {_shown(line)}.") from None
     if not points:
-        raise ValueError("there are no vertices in it.")
+        raise ValueError("it has no vertices.")
     if any(len(point) != 3 for point in points):
-        raise ValueError("every vertex must have three coordinates.")
-    check_size(max(len(points), 1 + max(map(max, sides), default=0)))
+        raise ValueError("each vertex must have three coordinates.")
+    last = 1 + max(map(max, sides), default=0)
+    if last > len(points):
+        raise ValueError(f"a face or line refers to vertex {last}, but the last one is {len(points)}.")
     edges = np.array(sides, dtype=np.int64).reshape(-1, 2).T
     graph = _from_edges(edges, len(points), None, directed=False)
     return graph, _check_points(np.array(points), graph)
 
 
 READERS: dict[str, Callable[[Path, bool], Read]] = {
-    ".txt": _read_edges,
-    ".csv": _read_edges,
-    ".tsv": _read_edges,
-    ".edges": _read_edges,
+    **dict.fromkeys((".txt", ".csv", ".tsv", ".edges"), _read_edges),
     ".npz": _read_npz,
     ".mtx": _read_mtx,
-    ".gml": _read_networkx,
-    ".graphml": _read_networkx,
+    **dict.fromkeys((".gml", ".graphml"), _read_networkx),
     ".obj": _read_obj,
 }

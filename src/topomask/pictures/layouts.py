@@ -1,4 +1,4 @@
-"""Places in the plane for the nodes of a graph whose coordinates nobody knows."""
+"""Positions in the plane for the nodes of a graph without coordinates."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from scipy.sparse.csgraph import connected_components, dijkstra
 from topomask.graph import Graph
 from topomask.graph.input import Array
 
-# Up to this many nodes of a component, distances of all pairs count; beyond, those to some pivots and along edges.
+# Components of up to this many nodes use the distances of all pairs; larger ones those to a few pivots and along edges.
 _ALL_PAIRS = 500
 _PIVOTS = 40
 _ROUNDS = 150
 
 
 def layout(graph: Graph, seed: int = 0) -> Array:
-    """Places [N, 2] whose distances are about those in the graph, component by component.
+    """Positions, [N, 2], whose distances approximate those in the graph, component by component.
 
-    Small components are brought to the least stress; of larger ones, the stress of edges and of distances to a few
-    dozen pivots counts. Components stand side by side.
+    Small components minimise the stress of all pairs, larger ones that of edges and of distances to a few dozen pivots.
+    Components are placed side by side.
 
     References:
         Gansner, Koren and North (2005), Graph drawing by stress majorization.
@@ -30,18 +30,18 @@ def layout(graph: Graph, seed: int = 0) -> Array:
     rng = np.random.default_rng(seed)
     links = graph.to_scipy().astype(bool).astype(float)
     links = sp.csr_array(links.maximum(links.T))
-    count, component = connected_components(links, directed=False)
-    order = np.argsort(-np.bincount(component), kind="stable")
-    parts = [np.flatnonzero(component == c) for c in order[: count - int((np.bincount(component) == 1).sum())]]
-    alone = np.flatnonzero(np.bincount(component)[component] == 1)
+    component = connected_components(links, directed=False)[1]
+    sizes = np.bincount(component)
+    alone = np.flatnonzero(sizes[component] == 1)
     places = np.zeros((graph.num_nodes, 2))
     boxes = []
-    for nodes in parts:
+    for number in np.argsort(-sizes, kind="stable")[: int((sizes > 1).sum())]:
+        nodes = np.flatnonzero(component == number)
         inner = _component(sp.csr_array(links[nodes][:, nodes]), rng)
         places[nodes] = inner - inner.min(axis=0)
         boxes.append((nodes, inner.max(axis=0) - inner.min(axis=0)))
     if len(alone):
-        # Nodes without edges make a block of their own.
+        # Isolated nodes form a block.
         width = max(1, math.ceil(math.sqrt(len(alone))))
         places[alone] = np.stack(np.divmod(np.arange(len(alone)), width), axis=1)[:, ::-1]
         boxes.append((alone, np.ptp(places[alone], axis=0)))
@@ -49,19 +49,31 @@ def layout(graph: Graph, seed: int = 0) -> Array:
 
 
 def _component(links: sp.csr_array, rng: np.random.Generator) -> Array:
-    """Places of a connected graph, an edge about 1 long, the longest side level."""
+    """Positions of a connected graph, with edges of about length 1 and the longest axis horizontal."""
     size = links.shape[0]
     if size == 2:
         return np.array([[0.0, 0.0], [1.0, 0.0]])
-    pivots = np.arange(size) if size <= _ALL_PAIRS else _spread_pivots(links, rng)
+    pivots = np.arange(size)
+    if size > _ALL_PAIRS:
+        # Nodes far from each other: each is the farthest from the previous ones.
+        chosen, nearest = [int(rng.integers(size))], np.full(size, np.inf)
+        while len(chosen) < _PIVOTS:
+            nearest = np.minimum(nearest, dijkstra(links, indices=chosen[-1], unweighted=True))
+            chosen.append(int(nearest.argmax()))
+        pivots = np.array(chosen)
     distances = dijkstra(links, indices=pivots, unweighted=True)  # [pivots, N]
-    places = _scaled(distances, rng)
-    # Pivots move nodes, and are not moved by all of them: that would tear them out of their surroundings.
+    # Start from classical scaling of squared distances to the pivots.
+    squares = distances.T**2
+    double_centred = squares - squares.mean(axis=0) - squares.mean(axis=1, keepdims=True) + squares.mean()
+    u, s, _ = np.linalg.svd(double_centred, full_matrices=False)
+    # Nodes with the same distances to all pivots must not start at the same position.
+    places = u[:, :2] * np.sqrt(s[:2]) + 0.05 * rng.standard_normal((size, 2))
+    # Pivots move nodes, but not all nodes move pivots: that would tear pivots away from their neighbours.
     node, pivot = (x.ravel() for x in np.meshgrid(np.arange(size), np.arange(len(pivots)), indexing="ij"))
     first, second, length = node, pivots[pivot], distances[pivot, node]
     if size > _ALL_PAIRS:
         edges = sp.coo_array(links)
-        # An edge stands for all pairs that are near, a pivot for one far pair.
+        # Edges stand for all near pairs, and a pivot for one far pair.
         first, second = np.concatenate([first, edges.row]), np.concatenate([second, edges.col])
         length = np.concatenate([length, np.ones(edges.nnz)])
     keep = first != second
@@ -70,30 +82,9 @@ def _component(links: sp.csr_array, rng: np.random.Generator) -> Array:
     return centred @ np.linalg.svd(centred, full_matrices=False)[2].T
 
 
-def _spread_pivots(links: sp.csr_array, rng: np.random.Generator) -> Array:
-    """Nodes far from each other: each is the farthest from those before it."""
-    chosen = [int(rng.integers(links.shape[0]))]
-    nearest = np.full(links.shape[0], np.inf)
-    while len(chosen) < _PIVOTS:
-        nearest = np.minimum(nearest, dijkstra(links, indices=chosen[-1], unweighted=True))
-        chosen.append(int(nearest.argmax()))
-    return np.array(chosen)
-
-
-def _scaled(distances: Array, rng: np.random.Generator) -> Array:
-    """Classical scaling of squared distances to the pivots, to start from."""
-    squares = distances.T**2
-    centred = squares - squares.mean(axis=0) - squares.mean(axis=1, keepdims=True) + squares.mean()
-    u, s, _ = np.linalg.svd(centred, full_matrices=False)
-    places = u[:, :2] * np.sqrt(s[:2])
-    # Nodes with the same distances to all pivots must not start in one place.
-    return places + 0.05 * rng.standard_normal(places.shape)
-
-
 def _majorize(places: Array, first: Array, second: Array, length: Array) -> Array:
-    """Move the first node of every pair to where its pairs would have it, again and again."""
-    weight = length**-2.0
-    size = len(places)
+    """Repeatedly move the first node of each pair to where its pairs want it."""
+    weight, size = length**-2.0, len(places)
     total = np.bincount(first, weight, size)
     for _ in range(_ROUNDS):
         apart = places[first] - places[second]
@@ -105,7 +96,7 @@ def _majorize(places: Array, first: Array, second: Array, length: Array) -> Arra
 
 
 def _pack(places: Array, boxes: list[tuple[Array, Array]]) -> Array:
-    """Put components on shelves, the tallest first, so that all together are about as wide as high."""
+    """Put components on shelves, the largest first, so that the whole is about square."""
     gap = 1.5
     area = sum(float((size[0] + gap) * (size[1] + gap)) for _, size in boxes)
     widest = max([math.sqrt(1.6 * area), *(float(size[0]) + gap for _, size in boxes)])
@@ -114,7 +105,7 @@ def _pack(places: Array, boxes: list[tuple[Array, Array]]) -> Array:
     for nodes, size in boxes:
         if x > 0 and x + size[0] > widest:
             x, y, height = 0.0, y - height - gap, 0.0
-        # Shelves hang from their upper edge.
+        # Components are aligned at the top of their shelf.
         places[nodes] += np.array([x, y - size[1]])
         x, height = x + float(size[0]) + gap, max(height, float(size[1]))
     return places

@@ -1,4 +1,4 @@
-"""Pictures of a mask: its rows on the graph, its entries, its spectrum; and a report with what it costs."""
+"""Pictures of a mask: its rows on the graph, its entries, its spectrum; and a report with its costs."""
 
 from __future__ import annotations
 
@@ -25,39 +25,28 @@ from topomask.pictures.plots import add_colour_bar, draw_on_graph, mask_rows, sa
 
 PICTURES = ("rows", "heat", "spectrum")
 SUFFIXES = (".png", ".svg", ".pdf", ".html")
-# Nodes up to which all entries are formed.
+# Largest number of nodes for which all entries are computed.
 MAX_DENSE = 2000
 MAX_ROWS = 6
 # Rows and columns of the picture of all entries.
 MAX_PIXELS = 500
-# Widths of features and values that plans are made for.
+# Width of features and values for which plans are made.
 _WIDTH = 64
+_POINTER = {"arrowstyle": "-|>", "color": "tab:blue", "lw": 0, "shrinkA": 0, "shrinkB": 0}
 
 
 @dataclass(frozen=True)
 class Portrait:
-    """What is drawn of a mask.
-
-    Attributes:
-        source: The graph.
-        mask: The mask.
-        title: Mask and graph in words.
-        nodes: Nodes whose rows are shown.
-        rows: These rows, [n, N].
-        places: Where nodes are drawn, [N, 2].
-        dense: The mask, [N, N]; None where it is too large.
-        eigenvalues: Of its symmetric part, ascending, [N]; None where it is too large.
-        head: The head that is shown.
-    """
+    """A mask on a graph, and everything that is drawn of one head."""
 
     source: NamedGraph
     mask: tm.Mask
     title: str
-    nodes: list[int]
-    rows: Array
-    places: Array
-    dense: Array | None
-    eigenvalues: Array | None
+    nodes: list[int]  # whose rows are shown
+    rows: Array  # of these nodes, [n, N]
+    places: Array  # positions of all nodes, [N, 2]
+    dense: Array | None  # the mask, [N, N]; None if it is too large
+    eigenvalues: Array | None  # of its symmetric part, ascending, [N]; None if it is too large
     head: int
 
 
@@ -73,21 +62,11 @@ def draw_mask(
     seed: int = 0,
     directed: bool = False,
 ) -> list[tuple[str, str]]:
-    """Draw a mask and say what it is.
+    """Draw a mask on a graph, and return facts about it, as names and values.
 
-    Args:
-        name: Name of the mask, see :data:`topomask.masks.registry.ON_GRAPHS`.
-        graph: Name or file of the graph, see :func:`topomask.pictures.named_graphs.load_graph`.
-        output: File of the picture, PNG, SVG or PDF, or of a report, HTML.
-        nodes: Nodes whose rows are shown. Default: one in the middle.
-        settings: Arguments of the mask.
-        show: Which of ``"rows"``, ``"heat"`` and ``"spectrum"``. Default: all that the size allows.
-        head: The head to show.
-        seed: Seed of random graphs, of walks and of the layout.
-        directed: Whether the edges in a file have a direction.
-
-    Returns:
-        Facts: names and values.
+    Masks are those of :data:`topomask.masks.registry.ON_GRAPHS`, with `settings` as arguments, and graphs those of
+    :func:`topomask.pictures.named_graphs.load_graph`. `output` is a picture (PNG, SVG, PDF) or a report (HTML). By
+    default, the row of a node in the middle is shown, and all pictures that the size allows.
     """
     if output.suffix.lower() not in SUFFIXES:
         raise ValueError(f"`output` must end in {', '.join(SUFFIXES)}, but is {output}.")
@@ -103,8 +82,7 @@ def draw_mask(
     facts = _facts(portrait)
     shown = [kind for kind in PICTURES if kind in (show or PICTURES) and (kind == "rows" or portrait.dense is not None)]
     if output.suffix.lower() == ".html":
-        report = _report(portrait, shown, facts)
-        write_content(output, report.encode())
+        write_content(output, _report(portrait, shown, facts).encode())
     else:
         save_figure(_figure(portrait, shown), output)
     return facts
@@ -113,14 +91,14 @@ def draw_mask(
 def _check_choices(show: Sequence[str], nodes: Sequence[int], size: int) -> None:
     for kind in show:
         if kind not in PICTURES:
-            raise ValueError(f"`show` must hold some of {', '.join(PICTURES)}, but holds {kind!r}.")
+            raise ValueError(f"`show` must be any of {', '.join(PICTURES)}, but has {kind!r}.")
         if kind != "rows" and size > MAX_DENSE:
             raise ValueError(
-                f"The picture {kind!r} needs all {size:,} x {size:,} entries of the mask, which are formed for "
-                f"up to {MAX_DENSE:,} nodes. Show the rows only."
+                f"The picture {kind!r} needs all {size:,} x {size:,} entries of the mask, which are computed for up to "
+                f"{MAX_DENSE:,} nodes. Pass only --show rows, or choose a smaller graph."
             )
     if len(nodes) > MAX_ROWS:
-        raise ValueError(f"At most {MAX_ROWS} rows are shown, but {len(nodes)} nodes are given.")
+        raise ValueError(f"At most {MAX_ROWS} rows can be shown, but {len(nodes)} nodes are given. Pass fewer --node.")
     for node in nodes:
         if not 0 <= node < size:
             raise ValueError(f"A node must lie in [0, num_nodes={size}), but is {node}.")
@@ -137,14 +115,14 @@ def _sit(source: NamedGraph, mask: tm.Mask, title: str, nodes: list[int], head: 
         with torch.no_grad():
             dense = mask.to_dense()[head].double().cpu().numpy()
         if not np.isfinite(dense).all():
-            raise ValueError("The mask has entries that are not finite, so there is nothing to draw.")
+            raise ValueError("The mask cannot be drawn: some of its entries are not finite. Check its options (--set).")
         eigenvalues = np.linalg.eigvalsh((dense + dense.T) / 2)
     rows = mask_rows(mask, nodes, head) if dense is None else dense[nodes]
     return Portrait(source, mask, title[0].upper() + title[1:], nodes, rows, places, dense, eigenvalues, head)
 
 
 def _middle(source: NamedGraph, places: Array) -> int:
-    """The middle of a grid; else the node nearest the middle of the largest component."""
+    """The middle of a grid, or the node nearest to the centre of the largest component."""
     if source.shape is not None:
         return int(np.ravel_multi_index([size // 2 for size in source.shape], source.shape))
     component = connected_components(source.graph.to_scipy(), directed=False)[1]
@@ -153,16 +131,19 @@ def _middle(source: NamedGraph, places: Array) -> int:
     return int(inside[(offset**2).sum(axis=1).argmin()])
 
 
+def _panels(portrait: Portrait, shown: Sequence[str]) -> list[tuple[str, int]]:
+    return [(kind, index) for kind in shown for index in range(len(portrait.nodes) if kind == "rows" else 1)]
+
+
 def _figure(portrait: Portrait, shown: Sequence[str]) -> Figure:
-    """All pictures in one."""
-    panels = [("rows", i) for i in range(len(portrait.nodes)) if "rows" in shown]
-    panels += [(kind, 0) for kind in shown if kind != "rows"]
+    """All pictures in one figure."""
+    panels = _panels(portrait, shown)
     columns = len(panels) if len(panels) <= 3 else 3 if len(panels) % 3 == 0 or len(panels) > 4 else 2
     lines = -(-len(panels) // columns)
     figure = Figure(figsize=(4.9 * columns, 4.1 * lines + 0.5), layout="constrained")
     for place, (kind, index) in enumerate(panels):
         _draw(figure, figure.add_subplot(lines, columns, place + 1), portrait, kind, index)
-    # The name of a file may have dollars, between which Matplotlib expects a formula.
+    # Matplotlib would parse text between the dollars of a file name as a formula.
     figure.suptitle(textwrap.fill(portrait.title, 42 * columns).replace("$", r"\$"))
     return figure
 
@@ -177,40 +158,33 @@ def _draw(figure: Figure, axes: Axes, portrait: Portrait, kind: str, index: int)
 
 
 def _draw_row(figure: Figure, axes: Axes, portrait: Portrait, index: int) -> None:
-    colours = shades(portrait.rows)
-    node = portrait.nodes[index]
-    source = portrait.source
-    # Edges between the layers of a solid grid would run across the layers.
+    colours, node, source = shades(portrait.rows), portrait.nodes[index], portrait.source
+    # Edges between the layers of a 3-D grid would run across the layers.
     solid = source.shape is not None and len(source.shape) > 2
-    longest = 1.5 if solid else np.inf
-    draw_on_graph(axes, source.graph, portrait.places, portrait.rows[index], node, colours, longest)
+    places, values = portrait.places, portrait.rows[index]
+    draw_on_graph(axes, source.graph, places, values, node, colours, longest=1.5 if solid else np.inf)
     axes.set_title(f"Row of node {node} (circled){', layer by layer' if solid else ''}", fontsize=11)
     add_colour_bar(figure, axes, colours, f"entry $M_{{{node},\\,j}}$")
 
 
 def _draw_heat(figure: Figure, axes: Axes, portrait: Portrait) -> None:
-    dense = cast("Array", portrait.dense)
-    colours = shades(dense)
-    pooled, block = _pool(dense)
+    colours = shades(cast("Array", portrait.dense))
+    pooled, block = _pool(cast("Array", portrait.dense))
     end = block * len(pooled) - 0.5
     image = axes.imshow(pooled, cmap=colours.cmap, norm=cast("Normalize", colours.norm), extent=(-0.5, end, end, -0.5))
-    # Averages would lose what stands alone.
+    # Interpolation would hide single entries.
     image.set_interpolation("nearest")
     for node in portrait.nodes:
         axes.annotate(
             "", (0, node), (-0.03, node), ("axes fraction", "data"), arrowprops=_POINTER, annotation_clip=False
         )
     axes.set(xlabel="key $j$", ylabel="query $i$")
-    about = "All entries" if block == 1 else f"All entries (the largest of every {block} x {block})"
-    axes.set_title(about, fontsize=11)
+    axes.set_title("All entries" + f" (the largest of each {block} x {block} block)" * (block > 1), fontsize=11)
     add_colour_bar(figure, axes, colours, "entry $M_{ij}$")
 
 
-_POINTER = {"arrowstyle": "-|>", "color": "tab:blue", "lw": 0, "shrinkA": 0, "shrinkB": 0}
-
-
 def _pool(dense: Array) -> tuple[Array, int]:
-    """The entry of largest size in every block, so that blocks are no more than pixels; and the side of a block."""
+    """The entry of largest magnitude in each block, for at most MAX_PIXELS blocks per side; and the block size."""
     block = max(1, -(-len(dense) // MAX_PIXELS))
     size = -(-len(dense) // block) * block
     padded = np.zeros((size, size))
@@ -279,17 +253,16 @@ def _facts(portrait: Portrait) -> list[tuple[str, str]]:
             plan = str(error)
         facts.append((f"{kernel} attention, width {_WIDTH}", plan))
     if dense is None:
-        facts.append(("left out", f"all entries and spectrum, which are formed for up to {MAX_DENSE:,} nodes"))
+        facts.append(("left out", f"all entries and spectrum, which are computed for up to {MAX_DENSE:,} nodes"))
     return facts
 
 
 def _report(portrait: Portrait, shown: Sequence[str], facts: Sequence[tuple[str, str]]) -> str:
-    """A page that holds everything."""
+    """An HTML page with all facts and pictures."""
     pictures = []
-    for kind in shown:
-        for index in range(len(portrait.nodes) if kind == "rows" else 1):
-            figure = Figure(figsize=(5.2, 4.6), layout="constrained")
-            _draw(figure, figure.add_subplot(), portrait, kind, index)
-            abouts = {"rows": f"Row of node {portrait.nodes[index]}", "heat": "All entries", "spectrum": "Spectrum"}
-            pictures.append(draw_picture(figure, f"{abouts[kind]} of the mask"))
+    for kind, index in _panels(portrait, shown):
+        figure = Figure(figsize=(5.2, 4.6), layout="constrained")
+        _draw(figure, figure.add_subplot(), portrait, kind, index)
+        abouts = {"rows": f"Row of node {portrait.nodes[index]}", "heat": "All entries", "spectrum": "Spectrum"}
+        pictures.append(draw_picture(figure, f"{abouts[kind]} of the mask"))
     return to_html(portrait.title, [Section("", table=Table([], facts), pictures=pictures)])

@@ -17,64 +17,56 @@ from topomask.pictures.graph_files import check_size
 
 @dataclass(frozen=True)
 class NamedGraph:
-    """A graph with what is known of it beside its edges.
-
-    Attributes:
-        graph: The graph.
-        title: What to call it.
-        places: Where to draw its nodes, [N, 2]; None where nothing is known.
-        shape: The shape of a grid.
-        dim: The dimension of a hypercube.
-    """
+    """A graph with a title and, if known, positions to draw its nodes at."""
 
     graph: tm.Graph
     title: str
-    places: Array | None = None
-    shape: tuple[int, ...] | None = None
-    dim: int | None = None
+    places: Array | None = None  # [N, 2]
+    shape: tuple[int, ...] | None = None  # of a grid
+    dim: int | None = None  # of a hypercube
 
 
 def load_graph(text: str, seed: int = 0, directed: bool = False) -> NamedGraph:
-    """A graph by name or from a file.
-
-    Args:
-        text: ``name:size`` with a name of ``BUILDERS``, or a file.
-        seed: Seed of random graphs.
-        directed: Whether the edges in a file have a direction.
-    """
+    """Build a graph by name, ``name:size`` with a name of ``BUILDERS``; or read it from a file of ``FILE_TYPES``."""
     path = Path(text)
     if path.suffix.lower() in graph_files.READERS or path.is_file():
         graph, points = graph_files.read_graph(path, directed)
         return NamedGraph(graph, path.name, None if points is None else _flat(points))
     name, _, size = text.partition(":")
     if name not in BUILDERS:
-        raise ValueError(
-            f"There is no graph {text!r}: it is no file, and no name such as "
-            f"{', '.join(f'{other}:{builder.example}' for other, builder in BUILDERS.items())}. "
-            f"Files end in {', '.join(graph_files.READERS)}."
-        )
+        examples = ", ".join(f"{other}:{builder.example}" for other, builder in BUILDERS.items())
+        files = graph_files.FILE_TYPES
+        raise ValueError(f"There is no graph {text!r}. Pass a name and a size, such as {examples}; or a file: {files}.")
     if directed:
-        raise ValueError(f"`directed` is for files, but {text} is undirected. Leave it out.")
+        raise ValueError(f"`directed` is only for files, but {text} is undirected. Leave out --directed.")
     builder = BUILDERS[name]
     parts = size.split(builder.separator)
     if len(parts) not in builder.counts or not all(part.isdecimal() for part in parts):
-        raise ValueError(f"The size of a graph must be as in {name}:{builder.example}, but is {text!r}.")
-    return builder.build([int(part) for part in parts], np.random.default_rng(seed))
+        raise ValueError(f"The graph must be given as in {name}:{builder.example}, but is {text!r}.")
+    try:
+        return builder.build([int(part) for part in parts], np.random.default_rng(seed))
+    except ValueError as error:
+        raise ValueError(f"Cannot build {text}: {error} An example that works is {name}:{builder.example}.") from None
 
 
 def _grid(sizes: list[int], _: np.random.Generator) -> NamedGraph:
     check_size(math.prod(sizes))
     graph = tm.grid_graph(*sizes)
     if len(sizes) == 1:
-        return NamedGraph(graph, f"path of {sizes[0]} nodes", _serpentine(sizes[0]), tuple(sizes))
+        # Rows of alternating direction.
+        columns = max(1, math.ceil(math.sqrt(sizes[0])))
+        row, column = np.divmod(np.arange(sizes[0]), columns)
+        column = np.where(row % 2 == 1, columns - 1 - column, column)
+        places = np.stack([column, -row], axis=1).astype(float)
+        return NamedGraph(graph, f"path of {sizes[0]} nodes", places, tuple(sizes))
     title = f"{' x '.join(map(str, sizes))} grid"
     index = np.stack(np.unravel_index(np.arange(graph.num_nodes), sizes), axis=1)
-    # The last two axes make a picture; pictures along further axes stand in rows.
+    # The last two axes make a layer; layers along further axes are placed in rows.
     x, y = index[:, -1].astype(float), -index[:, -2].astype(float)
     if len(sizes) > 2:
         frame = np.ravel_multi_index(tuple(index[:, :-2].T), sizes[:-2])
         height, width, count = sizes[-2] + 1.0, sizes[-1] + 1.0, math.prod(sizes[:-2])
-        # As many in a row as make the whole about square.
+        # As many per row as make the whole about square.
         across = min(count, max(1, round(math.sqrt(count * height / width))))
         x, y = x + frame % across * width, y - frame // across * height
     return NamedGraph(graph, title, np.stack([x, y], axis=1), tuple(sizes))
@@ -91,7 +83,7 @@ def _hypercube(sizes: list[int], _: np.random.Generator) -> NamedGraph:
     (dim,) = sizes
     check_size(2 ** min(dim, 62))
     bits = (np.arange(2**dim)[:, None] >> np.arange(dim)) & 1
-    # Every bit moves a node in a direction of its own; pairs of bits make squares within squares.
+    # Each bit moves a node in its own direction; pairs of bits make squares within squares.
     length = 2.4 ** (np.arange(dim) // 2)
     angle = np.pi / 2 * (np.arange(dim) % 2) + 0.22 * (1 + np.arange(dim) // 2)
     directions = length[:, None] * np.stack([np.cos(angle), np.sin(angle)], axis=1)
@@ -118,7 +110,7 @@ def _barabasi_albert(sizes: list[int], rng: np.random.Generator) -> NamedGraph:
     check_size(size)
     if not 1 <= count < size:
         raise ValueError(f"A Barabasi-Albert graph of {size} nodes needs 1 to {size - 1} edges per node, not {count}.")
-    # A node stands here as often as it has edges, so a uniform draw prefers nodes with many.
+    # A node is listed once per edge, so a uniform draw prefers nodes of high degree.
     ends = list(range(count))
     edges: list[tuple[int, int]] = []
     for node in range(count, size):
@@ -132,7 +124,7 @@ def _barabasi_albert(sizes: list[int], rng: np.random.Generator) -> NamedGraph:
 
 @dataclass(frozen=True)
 class _Builder:
-    """What is built, in a few words, an example of its size, what stands between sizes, and how many there may be."""
+    """A kind of graph: a description, an example of its size, the separator of sizes and how many there may be."""
 
     build: Callable[[list[int], np.random.Generator], NamedGraph]
     about: str
@@ -152,16 +144,8 @@ BUILDERS: dict[str, _Builder] = {
 }
 
 
-def _serpentine(size: int) -> Array:
-    """A long path in rows that turn at their ends."""
-    width = max(1, math.ceil(math.sqrt(size)))
-    row, column = np.divmod(np.arange(size), width)
-    column = np.where(row % 2 == 1, width - 1 - column, column)
-    return np.stack([column, -row], axis=1).astype(float)
-
-
 def _flat(points: Array) -> Array:
-    """Points in the plane; those in space are seen along their shortest axis."""
+    """Project points in space along their shortest axis; points in the plane stay."""
     if points.shape[1] == 2 or len(points) == 1:
         return points[:, :2]
     centred = points - points.mean(axis=0)

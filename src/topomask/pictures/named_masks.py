@@ -1,4 +1,4 @@
-"""Masks by name, with options as text. Nothing heavy is imported before a mask is built."""
+"""Masks by name, with options as text. Torch is imported only when a mask is built."""
 
 from __future__ import annotations
 
@@ -13,19 +13,12 @@ if TYPE_CHECKING:
     from topomask.masks import Mask
     from topomask.pictures.named_graphs import NamedGraph
 
-# Graphs that a mask can be on, where not any will do.
+# The graphs that masks need which do not work on all of them.
 _PLACES = {"shape": "a grid, as in --graph grid:16x16", "dim": "a hypercube, as in --graph hypercube:6"}
 
 
 def build_mask(name: str, source: NamedGraph, settings: dict[str, Any], seed: int = 0) -> Mask:
-    """A mask by its name.
-
-    Args:
-        name: One of :data:`topomask.masks.registry.ON_GRAPHS`.
-        source: The graph.
-        settings: Arguments of the mask's class.
-        seed: Passed on where the class takes a seed.
-    """
+    """Build a mask of :data:`topomask.masks.registry.ON_GRAPHS` with `settings`, the arguments of its class."""
     entry = look_up(ON_GRAPHS, "mask", name)
     graph = source.graph
     places = {"graph": graph, "num_nodes": graph.num_nodes, "shape": source.shape, "dim": source.dim}
@@ -41,12 +34,12 @@ def build_mask(name: str, source: NamedGraph, settings: dict[str, Any], seed: in
     try:
         mask: Mask = entry.load()(places[entry.place], **arguments)
     except TypeError as error:
-        raise ValueError(f"mask {name!r} does not take these options ({error}): {settings}.") from error
+        raise ValueError(f"mask {name!r} does not accept these options ({error}): {settings}.") from error
     return mask
 
 
 def parse_settings(texts: Sequence[str]) -> dict[str, Any]:
-    """Options ``name=value``: numbers, true, false, none, numbers with commas between them, or words.
+    """Parse options ``name=value``, where a value is a number, true, false, none, a comma-separated list, or a word.
 
     Example:
         >>> parse_settings(["num_walks=50", "f=1,0.5,0.25", "symmetric=false", "coupling=iid"])
@@ -59,7 +52,7 @@ def parse_settings(texts: Sequence[str]) -> dict[str, Any]:
         if not separator or not name.isidentifier():
             raise ValueError(f"An option must have the form name=value, as in num_walks=50, but is {text!r}.")
         if name in settings:
-            raise ValueError(f"The option {name} is set twice. Set it once.")
+            raise ValueError(f"The option {name} is given twice. Give it once.")
         settings[name] = _parse(value.strip())
     return settings
 

@@ -1,4 +1,4 @@
-"""What is worth telling, as text for the terminal, as Markdown, and as one HTML file that holds its pictures."""
+"""Reports as text for the terminal, as Markdown, and as one HTML file that contains its pictures."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import base64
 import html
 import io
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -15,12 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows under headings.
-
-    Args:
-        headings: The headings; without any, the first column names the rows.
-        rows: Text, as many items per row as there are headings.
-    """
+    """Rows of text under headings; without headings, the first column names the rows."""
 
     headings: Sequence[str]
     rows: Sequence[Sequence[str]]
@@ -28,13 +23,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Picture:
-    """A picture and what it shows.
-
-    Args:
-        about: What one sees.
-        png: The picture.
-        width: Its width on the page, in pixels.
-    """
+    """A PNG picture with its caption, and its width on the page in pixels."""
 
     about: str
     png: bytes
@@ -43,32 +32,24 @@ class Picture:
 
 @dataclass(frozen=True)
 class Section:
-    """A part of a report.
-
-    Args:
-        title: Its title.
-        text: Paragraphs before the table.
-        table: A table.
-        notes: Lines after the table.
-        pictures: Pictures.
-    """
+    """A section of a report: paragraphs, a table, bullet points and pictures, in this order."""
 
     title: str
     text: Sequence[str] = ()
     table: Table | None = None
     notes: Sequence[str] = ()
-    pictures: Sequence[Picture] = field(default=())
+    pictures: Sequence[Picture] = ()
 
 
 def draw_picture(figure: Figure, about: str, width: int = 520) -> Picture:
-    """A figure as a picture of a page."""
+    """Render a figure as a picture for a page."""
     buffer = io.BytesIO()
     figure.savefig(buffer, dpi=150, format="png")
     return Picture(about, buffer.getvalue(), width)
 
 
 def to_text(section: Section) -> str:
-    """For the terminal."""
+    """A section as plain text; pictures are left out."""
     lines = [section.title, "=" * len(section.title), *section.text, ""]
     if section.table is not None:
         rows = [section.table.headings, *section.table.rows] if section.table.headings else section.table.rows
@@ -82,10 +63,10 @@ def to_text(section: Section) -> str:
 
 
 def to_markdown(section: Section) -> str:
-    """For a page of the docs; pictures are left to the page."""
+    """A section as Markdown; pictures are left out."""
     blocks = [f"## {section.title}", *section.text]
     if section.table is not None:
-        # Markdown has no table without a row of headings.
+        # A Markdown table needs a row of headings.
         width = len(next(iter(section.table.rows), ()))
         headings = section.table.headings or [""] * width
         rows = [_markdown_row(headings), "|" + "---|" * len(headings)]
@@ -96,8 +77,8 @@ def to_markdown(section: Section) -> str:
 
 
 def to_html(title: str, sections: Sequence[Section]) -> str:
-    """A page that holds everything."""
-    # A section that is all of the page has its title at the top.
+    """An HTML page that contains all sections and pictures."""
+    # A section with the title of the page needs no heading.
     parts = "\n".join(_section(section, "" if section.title == title else section.title) for section in sections)
     return _PAGE.format(title=html.escape(title), parts=parts)
 
@@ -110,31 +91,22 @@ def _section(section: Section, title: str) -> str:
     parts = [f"<h2>{html.escape(title)}</h2>"] if title else []
     parts += [f"<p>{html.escape(text)}</p>" for text in section.text]
     if section.table is not None:
-        parts.append(_table(section.table))
+        head = ["th"] * len(section.table.headings)
+        rows = [_html_row(section.table.headings, head)] if head else []
+        rows += [_html_row(row, ["td" if head else "th", *["td"] * (len(row) - 1)]) for row in section.table.rows]
+        parts += ["<table>", *rows, "</table>"]
     if section.notes:
         parts += ["<ul>", *(f"<li>{html.escape(note)}</li>" for note in section.notes), "</ul>"]
-    parts += map(_picture, section.pictures)
+    for picture in section.pictures:
+        data, about = base64.b64encode(picture.png).decode(), html.escape(picture.about, quote=True)
+        image = f'<img width="{picture.width}" alt="{about}" src="data:image/png;base64,{data}">'
+        parts.append(f"<figure>{image}<figcaption>{about}</figcaption></figure>")
     return "\n".join(parts)
 
 
-def _table(table: Table) -> str:
-    lines = ["<table>"]
-    if table.headings:
-        lines.append("<tr>" + "".join(f"<th>{html.escape(cell)}</th>" for cell in table.headings) + "</tr>")
-    for row in table.rows:
-        first = "td" if table.headings else "th"
-        cells = [f"<{first}>{html.escape(row[0])}</{first}>", *(f"<td>{html.escape(cell)}</td>" for cell in row[1:])]
-        lines.append("<tr>" + "".join(cells) + "</tr>")
-    return "\n".join([*lines, "</table>"])
-
-
-def _picture(picture: Picture) -> str:
-    data = base64.b64encode(picture.png).decode()
-    about = html.escape(picture.about, quote=True)
-    return (
-        f'<figure><img width="{picture.width}" alt="{about}" src="data:image/png;base64,{data}">'
-        f"<figcaption>{about}</figcaption></figure>"
-    )
+def _html_row(row: Sequence[str], tags: Sequence[str]) -> str:
+    cells = (f"<{tag}>{html.escape(cell)}</{tag}>" for cell, tag in zip(row, tags, strict=True))
+    return f"<tr>{''.join(cells)}</tr>"
 
 
 _PAGE = """<!DOCTYPE html>

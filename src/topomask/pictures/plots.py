@@ -1,4 +1,4 @@
-"""Drawing on graphs, with colours that colour-blind readers can tell apart."""
+"""Drawing values on graphs, in colours that colour-blind readers can distinguish."""
 
 from __future__ import annotations
 
@@ -19,33 +19,33 @@ from topomask.graph.input import Array
 from topomask.masks import Mask
 from topomask.support.files import write_atomically
 
-# Light is nothing, so that what counts stands out on white; the other has white at zero.
+# Zero is light, so that large entries stand out on white.
 SEQUENTIAL = "YlOrRd"
 DIVERGING = "PuOr_r"
-# What marks the node whose row is shown.
+# Colour that marks the node whose row is shown.
 MARK = "tab:blue"
-# Nodes from which on vector pictures hold them as pixels.
+# Above this many nodes, vector pictures contain them as pixels.
 _MANY = 3000
 
 
 def mask_rows(mask: Mask, nodes: list[int], head: int = 0) -> Array:
-    """Rows of a mask, [len(nodes), N]."""
+    """Rows of a mask as an array, [len(nodes), N]."""
     with torch.no_grad():
         return mask.on().submatrix(torch.tensor(nodes), None)[head].cpu().numpy()
 
 
 def shades(values: Array) -> ScalarMappable:
-    """Colours for the entries of a mask: roots, so that small entries show; about zero where some are negative."""
+    """Colours for the entries of a mask, on a square-root scale; symmetric about zero if some are negative."""
     size = float(np.abs(values).max(initial=0.0)) or 1.0
-    # Rounding alone does not make a mask negative.
+    # Rounding errors do not make a mask negative.
     if values.min(initial=0.0) < -1e-6 * size:
-        norm: Normalize = FuncNorm((_signed_root, _signed_square), vmin=-size, vmax=size)
-        return ScalarMappable(norm, DIVERGING)
+        functions = (lambda x: np.sign(x) * np.sqrt(np.abs(x)), lambda x: np.sign(x) * x**2)
+        return ScalarMappable(FuncNorm(functions, vmin=-size, vmax=size), DIVERGING)
     return ScalarMappable(PowerNorm(0.5, 0, size, clip=True), SEQUENTIAL)
 
 
 def add_colour_bar(figure: Figure, axes: Axes, colours: ScalarMappable, label: str) -> None:
-    """A bar beside a picture, with numbers at equal distances."""
+    """Add a colour bar with evenly spaced ticks."""
     top = cast("float", colours.norm.vmax)
     ticks = top * np.linspace(0.0, 1.0, 5) ** 2
     if colours.norm.vmin:
@@ -53,14 +53,6 @@ def add_colour_bar(figure: Figure, axes: Axes, colours: ScalarMappable, label: s
     bar = figure.colorbar(colours, ax=axes, shrink=0.8, pad=0.03, label=label)
     bar.set_ticks(ticks.tolist(), labels=[f"{tick:.2g}" for tick in ticks])
     bar.minorticks_off()
-
-
-def _signed_root(x: Array) -> Array:
-    return np.sign(x) * np.sqrt(np.abs(x))
-
-
-def _signed_square(x: Array) -> Array:
-    return np.sign(x) * x**2
 
 
 def draw_on_graph(
@@ -72,16 +64,9 @@ def draw_on_graph(
     colours: ScalarMappable,
     longest: float = np.inf,
 ) -> None:
-    """Nodes coloured by values, one of them marked, over the edges.
+    """Draw nodes at `places`, [N, 2], coloured by `values`, [N], over the edges of at most the length `longest`.
 
-    Args:
-        axes: Where to draw.
-        graph: The graph.
-        places: Coordinates, [N, 2].
-        values: One number per node, [N].
-        node: The node to mark; None for none.
-        colours: What :func:`shades` gave.
-        longest: Edges that are longer in the picture are left out.
+    The node `node` is marked, and `colours` is the result of :func:`shades`.
     """
     ends = places[graph.to_edge_index()[0].numpy().T]  # [nnz, 2, 2]
     ends = ends[np.linalg.norm(ends[:, 0] - ends[:, 1], axis=1) <= longest]
@@ -89,11 +74,16 @@ def draw_on_graph(
     width = float(np.clip(40.0 / np.sqrt(graph.num_nodes), 0.15, 1.0))
     lines = LineCollection(ends.tolist(), colors="0.8", linewidths=width, zorder=0, rasterized=many)
     axes.add_collection(lines)
-    size = _node_size(places)
-    # In a large graph dots are small, and those of large entries grow, so that they are seen.
+    size = 90.0
+    if len(places) > 1:
+        # Most dots do not touch in a panel about 240 points wide.
+        apart = np.quantile(cKDTree(places).query(places, k=2)[0][:, 1], 0.2)
+        extent = float(np.ptp(places, axis=0).max()) or 1.0
+        size = float(np.clip((0.8 * 240.0 * apart / extent) ** 2, 4.0, 90.0))
+    # Dots are small in a large graph, so those of large entries are enlarged.
     part = np.sqrt(np.abs(values) / (np.abs(values).max(initial=0.0) or 1.0))
     sizes = size + max(0.0, 40.0 - size) * part
-    # The largest entries are drawn last, so that none hides behind a small one.
+    # The largest entries are drawn last, so that none is hidden.
     order = np.argsort(np.abs(values), kind="stable")
     axes.scatter(
         places[order, 0],
@@ -117,21 +107,12 @@ def draw_on_graph(
     axes.set_frame_on(False)
 
 
-def _node_size(places: Array) -> float:
-    """The area of a dot, in square points, such that most dots do not touch in a panel about 240 points wide."""
-    if len(places) < 2:
-        return 90.0
-    apart = np.quantile(cKDTree(places).query(places, k=2)[0][:, 1], 0.2)
-    extent = float(np.ptp(places, axis=0).max()) or 1.0
-    return float(np.clip((0.8 * 240.0 * apart / extent) ** 2, 4.0, 90.0))
-
-
 def save_figure(figure: Figure, path: Path, dpi: int = 150) -> None:
-    """Write a picture in the format of its suffix."""
+    """Save a figure in the format given by the suffix of the path."""
     kind = path.suffix[1:].lower()
     write_atomically(path, lambda temporary: figure.savefig(temporary, dpi=dpi, format=kind))
 
 
 def write_content(path: Path, content: bytes) -> None:
-    """Write all of a file or nothing."""
+    """Write a file completely or not at all."""
     write_atomically(path, lambda temporary: temporary.write_bytes(content))
