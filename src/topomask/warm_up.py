@@ -21,6 +21,10 @@ from topomask.train.reports import Progress
 
 # 256 nodes each: few enough to be quick, and enough for the dense route to use its kernels.
 _GRAPHS = {"grid": "grid:16x16", "path": "path:256", "tree": "tree:256", "hypercube": "hypercube:8"}
+_ROUTES = {
+    "masked_attention": ("auto", "pairs", "product", "dense"),
+    "masked_softmax_attention": ("auto", "pairs", "dense"),
+}
 # Settings besides the defaults that have kernels of their own.
 _VARIANTS: dict[str, tuple[dict[str, Any], ...]] = {
     "walk": ({"symmetric": False}, {"shared_heads": True}, {"normalization": "none", "symmetric": False}),
@@ -91,10 +95,8 @@ def _attend(name: str, settings: dict[str, Any]) -> None:
     padding = torch.zeros(1, source.graph.num_nodes, dtype=torch.bool)
     for num_heads in (1, 4) if "num_heads" in entry.options() else (1,):
         mask = build_mask(name, source, settings | ({"num_heads": num_heads} if num_heads > 1 else {}))
-        for attend, strategies in (
-            (tm.masked_attention, ("auto", "pairs", "product", "dense")),
-            (tm.masked_softmax_attention, ("auto", "pairs", "dense")),
-        ):
+        for function, strategies in _ROUTES.items():
+            attend: Callable[..., torch.Tensor] = getattr(tm, function)
             for strategy in strategies:
                 # Not every mask has every route, and not every route has dropout.
                 with contextlib.suppress(ValueError):

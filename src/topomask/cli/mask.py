@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from tyro.conf import Positional, UseAppendAction
 
@@ -43,7 +43,7 @@ def run(
     need("matplotlib", "A picture of a mask")
     from topomask.pictures.mask_pictures import draw_mask
 
-    how = {"nodes": list(node), "show": list(show), "head": head, "seed": seed, "directed": directed}
+    how: dict[str, Any] = {"nodes": list(node), "show": list(show), "head": head, "seed": seed, "directed": directed}
     facts = draw_mask(mask, graph, output, settings=settings, **how)
     facts.append(("written", str(output)))
     width = max(len(name) for name, _ in facts)

@@ -118,7 +118,7 @@ class LabelledExperiment(Experiment):
             kind = "pictures" if self.of_videos else "videos"
             raise ValueError(f"`data.name` is {self.data.name!r}, which contains {kind}. Use a recipe for {kind}.")
         channels, height, width = found.image_shape
-        shape = {"image_size": height if height == width else (height, width), "in_channels": channels}
+        shape: dict[str, Any] = {"image_size": height if height == width else (height, width), "in_channels": channels}
         if self.of_videos:
             shape["num_frames"] = found.num_frames
         model = fill(self.model, **shape, num_classes=found.num_classes)  # type: ignore[attr-defined]
