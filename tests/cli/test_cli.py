@@ -178,11 +178,12 @@ def test_every_verb_says_how_it_goes_on(verb, home, monkeypatch, capsys):
     def stop(*arguments):
         raise KeyboardInterrupt
 
+    home, _, function = home.partition(":")
     module = importlib.import_module(f"topomask.cli.{home}")
     if hasattr(module, "command"):
         monkeypatch.setattr(module, "command", lambda arguments: stop)
     else:
-        monkeypatch.setattr(module, "run", lambda: stop())
+        monkeypatch.setattr(module, function or "run", lambda: stop())
     with pytest.raises(SystemExit) as stopped:
         cli.main([verb])
     told = {
