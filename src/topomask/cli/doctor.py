@@ -10,7 +10,7 @@ def run(*, warm_up: bool = False) -> None:
 
     Args:
         warm_up: Also compile the CPU kernels that usual calls need, so that later processes start without delay. Takes
-            about a minute, and a few seconds if the kernels are cached already.
+            a few minutes the first time, and less than one if the kernels are cached already.
     """
     from topomask.checkup import examine
 
