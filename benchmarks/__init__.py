@@ -1,1 +1,1 @@
-"""Measurements, as opposed to tests: what comes out is reported, not asserted."""
+"""Benchmarks: unlike tests, they report what they measure and assert nothing."""

@@ -1,4 +1,4 @@
-"""The benchmarks there are, and how to run them: ``topomask bench`` or ``python -m benchmarks``."""
+"""List and run benchmarks: ``topomask bench`` or ``python -m benchmarks``."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ def show() -> None:
 
 
 def run(names: Sequence[str], *, quick: bool = False) -> None:
-    """Run the benchmarks named, or all, one after the other; one that fails does not stop the others."""
+    """Run the named benchmarks, or all, one after another; a failure does not stop the others."""
     names = names or ALL
     unknown = sorted(set(names) - set(ALL))
     if unknown:
-        raise SystemExit(f"There is no benchmark {', '.join(unknown)}. There are: {', '.join(ALL)}.")
+        raise SystemExit(f"There is no benchmark {', '.join(unknown)}. Benchmarks: {', '.join(ALL)}.")
     if os.getloadavg()[0] > 0.5 * (os.cpu_count() or 1):
         print(f"The machine is busy (load {os.getloadavg()[0]:.1f}, {os.cpu_count()} cores): times will be noisy.\n")
     failed, start = [], time.perf_counter()
@@ -57,7 +57,7 @@ def run(names: Sequence[str], *, quick: bool = False) -> None:
         begin = time.perf_counter()
         try:
             benchmark = importlib.import_module(f"benchmarks.{name}").main
-            # Those that have a small version take it.
+            # Not all benchmarks have a quick version.
             benchmark(**({"quick": True} if quick and "quick" in inspect.signature(benchmark).parameters else {}))
         except Exception:
             traceback.print_exc()

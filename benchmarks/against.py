@@ -1,7 +1,7 @@
-"""This checkout against another commit of it, side by side: what has become slower?
+"""Compare the speed of this checkout with another commit, side by side.
 
-``python -m benchmarks.against COMMIT`` extracts the commit, starts one process per version, and lets them take turns at
-every case of ``against_cases.py``. A case whose answers differ is not reported.
+``python -m benchmarks.against COMMIT`` extracts the commit, starts one process per version, and times every case of
+``against_cases.py`` in turns. Cases whose results differ are not reported.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ from typing import Any
 from benchmarks import measure, report
 
 CHECKOUT = Path(__file__).parents[1]
-# A ratio above this is marked.
+# Ratios above this are marked.
 SLOWER = 1.10
-# Largest difference of two answers, relative to the sum of absolute values.
+# Largest allowed difference of two results, relative to the sum of absolute values.
 TOLERANCE = 1e-3
-# Short cases are called so often that one measurement takes about this many seconds.
+# Short cases are repeated until one measurement takes about this many seconds.
 SHORTEST = 0.01
-# Seconds before every measurement: idle threads of the other process spin before they sleep.
+# Pause before every measurement, in seconds: idle threads of the other process spin before they sleep.
 PAUSE = 0.02
 
 
 class WorkerError(RuntimeError):
-    """A case that a version cannot run; the message is what it raised."""
+    """A version cannot run a case; the message is the error that it raised."""
 
 
 class Worker:
     """A process that times cases with one version of topomask.
 
     Args:
-        source: The folder that has ``topomask``.
-        threads: Threads of torch; 0 for its default.
+        source: The folder that contains ``topomask``.
+        threads: Number of torch threads; 0 for the default.
     """
 
     def __init__(self, source: Path, threads: int) -> None:
@@ -62,7 +62,7 @@ class Worker:
         self.threads = int(started["threads"])
         if not found.is_relative_to(source.resolve()):
             self.close()
-            raise RuntimeError(f"The worker should import topomask from {source}, but took {found}.")
+            raise RuntimeError(f"The worker must import topomask from {source}, but imported it from {found}.")
 
     def _ask(self, kind: str, argument: Any) -> dict[str, Any]:
         assert self.process.stdin is not None
@@ -74,22 +74,22 @@ class Worker:
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         if not line:
-            raise RuntimeError(f"A worker has ended with exit code {self.process.wait()}; its errors are above.")
+            raise RuntimeError(f"A worker exited with status {self.process.wait()}; its errors are above.")
         reply = dict(json.loads(line))
         if "error" in reply:
             raise WorkerError(reply["error"])
         return reply
 
     def prepare(self, case: str) -> list[list[float]]:
-        """Build a case and run it once; sums and sums of absolute values of the tensors that it gives."""
+        """Build a case and run it once; return the sums and absolute sums of its output tensors."""
         return list(self._ask("prepare", case)["sums"])
 
     def seconds(self, calls: int) -> float:
-        """Mean seconds of some calls of the case that was prepared."""
+        """Mean seconds over several calls of the prepared case."""
         return float(self._ask("time", calls)["seconds"])
 
     def close(self) -> None:
-        """Let the process end."""
+        """End the process."""
         assert self.process.stdin is not None
         self.process.stdin.close()
         self.process.wait()
@@ -106,12 +106,12 @@ class Comparison:
 
     @property
     def ratio(self) -> measure.Ratio:
-        """New over old."""
+        """Time of the new version over that of the old."""
         return measure.ratio(self.new, self.old)
 
     @property
     def is_slower(self) -> bool:
-        """Whether the new version takes longer by more than what is tolerated."""
+        """Whether the new version is slower by more than the tolerance."""
         return not self.problem and self.ratio.value > SLOWER
 
     def __str__(self) -> str:
@@ -133,7 +133,7 @@ def compare(case: str, new: Worker, old: Worker, repeats: int, warm_ups: int) ->
     if difference := differ(answers["new"], answers["old"]):
         return Comparison(case, problem=f"The answers differ: {difference}")
     try:
-        # The last warm-up tells how long a call takes.
+        # The last warm-up call shows how long a call takes.
         slowest = [max(new.seconds(1), old.seconds(1)) for _ in range(max(1, warm_ups))][-1]
         calls = max(1, math.ceil(SHORTEST / slowest))
         times: dict[Worker, list[float]] = {new: [], old: []}
@@ -147,12 +147,12 @@ def compare(case: str, new: Worker, old: Worker, repeats: int, warm_ups: int) ->
 
 
 def differ(new: Sequence[Sequence[float]], old: Sequence[Sequence[float]]) -> str:
-    """Where sums and absolute sums of tensors differ too much; empty if nowhere."""
+    """Describe where sums and absolute sums of tensors differ too much; empty if nowhere."""
     if len(new) != len(old):
         return f"{len(new)} and {len(old)} tensors."
     for place, (ours, theirs) in enumerate(zip(new, old, strict=True)):
         scale = max(ours[1], theirs[1])
-        # Not "greater than", which NaN is not.
+        # Not "greater than", which is false for NaN.
         if not all(abs(a - b) <= TOLERANCE * scale for a, b in zip(ours, theirs, strict=True)):
             return (
                 f"tensor {place} has sum {ours[0]:.6g} and absolute sum {ours[1]:.6g}, "
@@ -167,19 +167,19 @@ def full_name(commit: str) -> str:
         ["git", "rev-parse", "--verify", f"{commit}^{{commit}}"], cwd=CHECKOUT, capture_output=True, text=True
     )
     if done.returncode:
-        raise SystemExit(f"There is no commit {commit!r} in {CHECKOUT}. `git log --oneline` lists those there are.")
+        raise SystemExit(f"There is no commit {commit!r} in {CHECKOUT}. Run `git log --oneline` to list commits.")
     return done.stdout.strip()
 
 
 @contextlib.contextmanager
 def extracted(commit: str, folder: Path | None) -> Iterator[Path]:
-    """The source folder of a commit, below ``folder`` if that is given, and else for as long as it is needed."""
+    """Extract the source folder of a commit: below ``folder`` if given, else in a temporary folder."""
     with contextlib.ExitStack() as stack:
         if folder is None:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="topomask-")))
         target = folder.resolve() / commit
         if not target.is_dir():
-            # Half an archive must not look like a whole one.
+            # An incomplete archive must not look like a complete one.
             part = target.with_suffix(".part")
             part.mkdir(parents=True, exist_ok=True)
             archive = ["git", "archive", "--format=tar", commit, "src"]
@@ -195,12 +195,12 @@ def extracted(commit: str, folder: Path | None) -> Iterator[Path]:
 
 
 def case_names(prefixes: Sequence[str]) -> list[str]:
-    """Cases that begin with one of the prefixes; all without any."""
+    """Cases that start with one of the prefixes, or all if there are none."""
     from benchmarks.against_cases import CASES
 
     unknown = [prefix for prefix in prefixes if not any(name.startswith(prefix) for name in CASES)]
     if unknown:
-        raise SystemExit(f"No case begins with {', '.join(map(repr, unknown))}. There are:\n" + "\n".join(CASES))
+        raise SystemExit(f"No case starts with {', '.join(map(repr, unknown))}. Cases:\n" + "\n".join(CASES))
     return [name for name in CASES if not prefixes or name.startswith(tuple(prefixes))]
 
 
@@ -249,7 +249,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def show(found: Sequence[Comparison]) -> None:
-    """Print a table of what was compared, and the rest below it."""
+    """Print a table of the comparisons, and the other cases below it."""
     rows = []
     for one in found:
         if not one.problem:

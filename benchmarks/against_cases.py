@@ -1,8 +1,8 @@
-"""What ``against.py`` times, and the process that does it for one version of topomask.
+"""The cases of ``against.py``, and the process that times them for one version of topomask.
 
-Cases are those of docs/internal/speed.md. They use nothing but what older versions have too. The process reads requests from its
-input, one line of JSON each, and answers with one line of JSON: ``["prepare", name]`` builds a case, runs it once and
-tells the sums of its answer; ``["time", calls]`` tells the mean seconds of some calls of it.
+The cases are those of docs/internal/speed.md, and use only what older versions have too. The process reads requests from its
+input, one line of JSON each, and answers each with one line of JSON: ``["prepare", name]`` builds a case, runs it once
+and returns the sums of its results; ``["time", calls]`` returns the mean seconds of that many calls.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from torch.nn import functional as F
 import topomask as tm
 from benchmarks import graphs, measure, points
 
-# What a run gives: the tensors whose sums two versions must agree on.
+# The tensors that a case returns, on whose sums two versions must agree.
 Answer = Tensor | Sequence[Tensor]
 Run = Callable[[], Answer]
 
@@ -45,7 +45,7 @@ def forward(mask: tm.Mask, inputs: Sequence[Tensor], attention: Any = tm.masked_
 
 
 def train(mask: tm.Mask, inputs: Sequence[Tensor], attention: Any = tm.masked_attention) -> Run:
-    """Attention and its gradients in the inputs and in the parameters of the mask."""
+    """Attention and its gradients with respect to the inputs and the parameters of the mask."""
     learnt = [parameter for parameter in mask.parameters() if parameter.requires_grad]
     return measure.forward_and_backward(partial(attention, mask=mask), inputs, learnt)
 
@@ -78,7 +78,7 @@ def random_walks(graph: tm.Graph) -> Run:
 
 
 def sample_and_attend() -> Run:
-    """Every call has another seed, since walks are kept with the graph."""
+    """Use another seed for every call, since the graph caches its walks."""
     lists = points.find_neighbours(np.random.default_rng(0).random((NUM_TOKENS, 3)), workers=1)
     graph, seeds = points.make_graph(lists), itertools.count()
     q, k, v = tokens(NUM_TOKENS, 64)
@@ -136,7 +136,7 @@ def on_small_grid(name: str, way: Callable[..., Run], attention: Any = tm.masked
 
 
 def training_step(model: torch.nn.Module, loss: Callable[[], Tensor]) -> Run:
-    """A step of AdamW; gives the loss."""
+    """A step of AdamW; returns the loss."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
 
     def step() -> Tensor:
@@ -168,7 +168,7 @@ def interlacer() -> Run:
 
 
 def small(way: Callable[..., Run]) -> Run:
-    """64 tokens, where all that is not arithmetic counts."""
+    """64 tokens, where overhead dominates."""
     mask = tm.WalkMask(tm.grid_graph(8, 8), num_heads=4, seed=0)
     return way(mask, tokens(64, 16, num_heads=4))
 
@@ -220,14 +220,14 @@ def sums(answer: Answer) -> list[tuple[float, float]]:
 
 
 def answer_requests(requests: Iterable[str], reply: Callable[[Any], None]) -> None:
-    """Do what the parent process asks for, until its requests end."""
+    """Answer requests of the parent process until there are no more."""
     reply({"topomask": tm.__file__, "threads": torch.get_num_threads()})
     run: Run | None = None
     for line in requests:
         kind, argument = json.loads(line)
         try:
             if kind == "prepare":
-                # What the case before held is free before the next one is built.
+                # Free the previous case before building the next one.
                 run = None
                 run = CASES[argument]()
                 reply({"sums": sums(run())})
@@ -244,7 +244,7 @@ def answer_requests(requests: Iterable[str], reply: Callable[[Any], None]) -> No
 def main() -> None:
     if len(sys.argv) > 1:
         torch.set_num_threads(int(sys.argv[1]))
-    # Whatever else is printed goes to the other stream.
+    # Other output goes to stderr.
     with os.fdopen(os.dup(1), "w") as replies:
         os.dup2(2, 1)
 

@@ -1,7 +1,7 @@
-"""Masked attention against its peers on a grid of 32,768 tokens: ratios of medians measured side by side.
+"""Masked attention against alternatives on a grid of 32,768 tokens: ratios of medians, measured side by side.
 
 Setting A: grid 128 x 256, 20 repelling walks of length 10, symmetric, one head, 64 features, 64 values, float32, frozen
-walks, all settings of the mask at their defaults. A way whose answer differs from ours is not reported.
+walks, all mask settings at their defaults. A method whose result differs from ours is not reported.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def main(quick: bool = False) -> None:
         print("forward: measured", flush=True)
         times["slow peers"] = _slow_peers(mask, q, k, v, repeats=3)
         print("slow peers: measured", flush=True)
-    # Where gradients are asked for, entries are computed on the fly at every call.
+    # If gradients are needed, entries are computed on the fly in every call.
     learnt = {"forward": lambda: tm.masked_attention(q, k, v, mask), "the entries alone": lambda: mask.on().entries()}
     times["when f has changed"] = measure.interleave(learnt, repeats)
     equal = find_equal_error((16, 16) if quick else (32, 32))
@@ -53,9 +53,9 @@ def main(quick: bool = False) -> None:
 
 
 def _forward(mask: tm.WalkMask, q: Tensor, k: Tensor, v: Tensor, repeats: int) -> Times:
-    """Ours, unmasked linear attention, and a matrix product for the rate of the machine."""
+    """Ours, unmasked linear attention, and a matrix product to show the speed of the machine."""
     a, b = torch.randn(2, GEMM, GEMM)
-    # Little around the kernel: features given and not negative, the plain normaliser.
+    # Little overhead around the kernel: given, non-negative features and the plain normaliser.
     given = partial(tm.masked_attention, feature_map="identity", normalizer="signed", strategy="pairs")
     phi_q, phi_k = q.abs(), k.abs()
     runs: dict[str, measure.Run] = {
@@ -68,7 +68,7 @@ def _forward(mask: tm.WalkMask, q: Tensor, k: Tensor, v: Tensor, repeats: int) -
 
 
 def _slow_peers(mask: tm.WalkMask, q: Tensor, k: Tensor, v: Tensor, repeats: int) -> Times:
-    """The two fastest variants of Alg. 1, and softmax attention, beside ours."""
+    """The two fastest variants of Alg. 1, softmax attention, and ours."""
     answer = tm.masked_attention(q, k, v, mask)
     variants: dict[str, measure.Run] = {}
     for integers in peers.INTEGERS:
@@ -77,7 +77,7 @@ def _slow_peers(mask: tm.WalkMask, q: Tensor, k: Tensor, v: Tensor, repeats: int
             measure.check_same(name, attend(q, k, v), answer)
             variants[name] = partial(attend, q, k, v)
     screened = measure.interleave(variants, repeats=1, warm_ups=0)
-    # One run each does not tell the fastest for sure, so the two fastest go on.
+    # A single run of each does not reliably show the fastest, so keep the two fastest.
     first, second = sorted(screened, key=lambda name: screened[name][0])[:2]
     runs: dict[str, measure.Run] = {
         "ours": lambda: tm.masked_attention(q, k, v, mask),
@@ -90,7 +90,7 @@ def _slow_peers(mask: tm.WalkMask, q: Tensor, k: Tensor, v: Tensor, repeats: int
 
 
 def _training(inputs: list[Tensor], masks: dict[str, tm.WalkMask], repeats: int) -> Times:
-    """Forward and backward, f learnt."""
+    """Forward and backward, with learnt f."""
     runs = {"unmasked linear": measure.forward_and_backward(peers.linear_attention, inputs)}
     for name, mask in masks.items():
         attend = partial(tm.masked_attention, mask=mask)

@@ -1,7 +1,7 @@
-"""Measure the constants of the cost model behind strategy="auto" and keep them for this machine.
+"""Measure the constants of the cost model behind strategy="auto", and save them for this machine.
 
-Every strategy is timed on small and large problems; its constants are the non-negative least-squares fit to the times,
-relative to them.
+Every strategy is timed on small and large problems; its constants are a non-negative least-squares fit of the relative
+errors of the times.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def masks(quick: bool) -> Iterator[tuple[str, tm.WalkMask]]:
 
 
 def measurements(quick: bool) -> Iterator[tuple[str, dict[str, float], float]]:
-    """Strategy, how often its terms count, and its seconds."""
+    """Yield strategies, the multiples of their terms, and seconds."""
     for name, mask in masks(quick):
         print(f"  {name}, {mask.walks}", flush=True)
         for learnt in (False, True):
@@ -87,7 +87,7 @@ def _measure(mask: tm.WalkMask, width: int, kernel: Kernel) -> Iterator[tuple[st
 
 
 def fit(found: list[tuple[str, dict[str, float], float]]) -> dict[str, float]:
-    """Constants in nanoseconds; a term that was never measured keeps its default."""
+    """Fit the constants, in nanoseconds; terms that were not measured keep their defaults."""
     constants = dict(costs.DEFAULTS)
     for kind in ("product", "dense", "rows", "tiles"):
         names = [term for term in costs.DEFAULTS if term.startswith(f"{kind}:")]

@@ -1,4 +1,4 @@
-"""Error of i.i.d. walks against the number of walkers, on logarithmic axes, beside the bound of Theorem 3.1."""
+"""Error of i.i.d. walks against the number of walkers, on logarithmic axes, with the bound of Theorem 3.1."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mask error of repelling walks of fixed length against the paper's i.i.d. walks that halt, at equal walkers."""
+"""Mask error of repelling walks of fixed length against the paper's halting i.i.d. walks, at equal walkers."""
 
 from __future__ import annotations
 

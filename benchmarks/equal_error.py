@@ -1,4 +1,4 @@
-"""How many asymmetric walks make the same mask error as the default symmetric ones."""
+"""How many asymmetric walks give the mask error of the default symmetric walks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MOST_WALKS = 512
 
 @dataclass(frozen=True)
 class EqualError:
-    """The smallest number of asymmetric walks that are no worse, with both errors (relative, Frobenius norm)."""
+    """The smallest number of asymmetric walks that is no worse, and both errors (relative, Frobenius norm)."""
 
     num_walks: int
     asymmetric: float
@@ -31,7 +31,7 @@ class EqualError:
 
 
 def find_equal_error(shape: tuple[int, int] = (32, 32)) -> EqualError:
-    """Double the walks until the mean error is no larger, then count upwards from the last number that was too few.
+    """Double the walks until the mean error is no larger, then count up from the last number that was too small.
 
     For f = 0.5^k on a grid. Both estimate the same power series: symmetric walks with f, asymmetric ones of twice the
     length with f * f.
@@ -50,7 +50,7 @@ def find_equal_error(shape: tuple[int, int] = (32, 32)) -> EqualError:
     while asymmetric(enough) > target:
         enough *= 2
         if enough > MOST_WALKS:
-            raise RuntimeError(f"Not even {enough // 2} asymmetric walks make an error of {target:.4f}.")
+            raise RuntimeError(f"Even {enough // 2} asymmetric walks do not reach an error of {target:.4f}.")
     for num_walks in range(enough // 2 + 1, enough):
         found = asymmetric(num_walks)
         if found <= target:

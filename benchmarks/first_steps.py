@@ -1,4 +1,4 @@
-"""What a fresh process does until the first gradient, timed part by part; ``start.py`` runs this."""
+"""Time every part of a fresh process up to the first gradient; run by ``start.py``."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Masks on trees: growth of the time of exponentials, and a table against the dense product.
+"""Masks on trees: how the time of exponentials grows, and a table against the dense product.
 
-Exponentials: attention with 32 features and 32 values on random recursive trees of 2^14 to 2^20 nodes, forward, each
-size in a process of its own. Table: ``mask @ x`` with as many columns, 32 x 33, on 2^16 nodes, against the dense
-product, which is extrapolated by N^2 from 2^13 nodes; on a random recursive tree, a star and a path.
+Exponentials: forward attention with 32 features and 32 values on random recursive trees of 2^14 to 2^20 nodes, each
+size in its own process. Table: ``mask @ x`` with as many columns, 32 x 33, on 2^16 nodes of a random recursive tree, a
+star and a path, against the dense product, which is extrapolated by N^2 from 2^13 nodes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ STEPS = 3
 
 
 def measure_size(exponent: int) -> dict[str, object]:
-    """Seconds of some forward passes on one tree, after one on a small tree that fills the compiler's cache."""
+    """Seconds of several forward passes on one tree, after one on a small tree to compile the kernels."""
     limit_memory(MOST_BYTES)
     torch.manual_seed(0)
     _attend(tm.ForestMask(graphs.random_tree(64)))()
@@ -82,7 +82,7 @@ def main(quick: bool = False) -> None:
 
 
 def time_tables(exponent: int, dense_exponent: int) -> dict[str, measure.Ratio]:
-    """The dense product, extrapolated, over a product with the mask."""
+    """Ratio of the extrapolated dense product to a product with the mask."""
     size, small = 2**exponent, 2**dense_exponent
     trees = {
         "random recursive tree": graphs.random_tree(size),
@@ -98,7 +98,7 @@ def time_tables(exponent: int, dense_exponent: int) -> dict[str, measure.Ratio]:
         runs: dict[str, measure.Run] = {name: partial(mask, x) for name, mask in masks.items() if name != "path"}
         runs["dense"] = partial(torch.matmul, dense, small_x)
         times = measure.interleave(runs, STEPS)
-        # A path takes long: once will do.
+        # A path takes long, so run it once.
         times["path"] = [measure.seconds(partial(masks["path"], x))] * STEPS
     report.table(measure.TIME_HEADER, measure.time_rows(times))
     whole = [seconds * 4.0 ** (exponent - dense_exponent) for seconds in times["dense"]]

@@ -1,4 +1,4 @@
-"""The graphs on which strategies are compared."""
+"""Graphs for the comparison of strategies."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ DATA_SETS = ("coauthor-physics", "tolokers")
 
 
 def star(num_leaves: int) -> tm.Graph:
-    """One node in the middle, joined to all others."""
+    """A central node, connected to all others."""
     leaves = np.arange(1, num_leaves + 1)
     return tm.Graph.from_edges(np.stack([np.zeros_like(leaves), leaves]))
 
 
 def barabasi_albert(num_nodes: int) -> tm.Graph:
-    """A graph with hubs: every new node is joined to 3 others, preferring those with many neighbours."""
+    """A graph with hubs: every new node is connected to 3 others, preferably those with many neighbours."""
     return tm.Graph.from_networkx(nx.barabasi_albert_graph(num_nodes, 3, seed=0))
 
 
 def random_tree(num_nodes: int, seed: int = 0) -> tm.Graph:
-    """A random recursive tree: every new node is joined to one of those before it, all alike."""
+    """A random recursive tree: every new node is connected to a uniformly drawn earlier node."""
     child = np.arange(1, num_nodes)
     parent = np.floor(np.random.default_rng(seed).random(num_nodes - 1) * child).astype(np.int64)
     return tm.Graph.from_edges(np.stack([parent, child]), num_nodes)
 
 
 def read_npz(path: Path) -> tm.Graph:
-    """The graph of a data set: arrays ``y``, one per node, and ``edges``, [E, 2] undirected."""
+    """Read the graph of a data set, with arrays ``y``, one per node, and undirected ``edges``, [E, 2]."""
     arrays = npz.read_npz(path)
     return tm.Graph.from_edges(arrays["edges"].T, num_nodes=len(arrays["y"]))
 
@@ -59,7 +59,7 @@ def synthetic(quick: bool) -> dict[str, Callable[[], tm.Graph]]:
 
 
 def data_sets() -> dict[str, Callable[[], tm.Graph]]:
-    """Graphs of data sets under ``$TOPOMASK_DATA/node``; those that are not there are named and left out."""
+    """Graphs of data sets in ``$TOPOMASK_DATA/node``; missing ones are reported and skipped."""
     root = os.environ.get("TOPOMASK_DATA")
     found: dict[str, Callable[[], tm.Graph]] = {}
     for name in DATA_SETS:

@@ -1,7 +1,7 @@
-"""Toeplitz masks on grids of 32 x 32 to 512 x 512: growth of the time, and the crossover with dense attention.
+"""Toeplitz masks on grids of 32 x 32 to 512 x 512: how the time grows, and the crossover with dense attention.
 
 32 features, 32 values, one head, a free parameter per offset, forward. Dense attention multiplies all scores by all
-entries of the mask. Where it would not fit it is extrapolated by N^2 from the largest grid on which it ran.
+entries of the mask. If that would not fit in memory, it is extrapolated by N^2 from the largest grid that did.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from benchmarks import measure, report
 
 WIDTH = 32
 SIDES = (16, 32, 64, 128, 256, 512)
-# Dense weights of larger grids would take more than 2 GB each.
+# The dense weights of larger grids would take more than 2 GB.
 LARGEST_DENSE = 128
 BUDGET = 4.0
 
@@ -58,7 +58,7 @@ def main(quick: bool = False) -> None:
 
 
 def time_side(side: int) -> dict[str, list[float]]:
-    """Seconds of the ways on one grid, once their answers have been found to agree."""
+    """Check that all methods agree on one grid, and return their seconds."""
     mask = tm.ToeplitzMask((side, side))
     q, k, v = torch.randn(3, 1, 1, side * side, WIDTH)
     ways = ("product", "dense") if side <= LARGEST_DENSE else ("product",)
@@ -72,7 +72,7 @@ def time_side(side: int) -> dict[str, list[float]]:
 
 
 def crossover(sizes: list[int], ratios: list[float]) -> float:
-    """Where the ratio passes 1 for good, by interpolation of logarithms; NaN if it does not."""
+    """Where the ratio passes 1 for good, by interpolating logarithms; NaN if nowhere."""
     for k in range(len(sizes) - 1, 0, -1):
         if ratios[k] >= 1.0 > ratios[k - 1]:
             low, high = math.log(ratios[k - 1]), math.log(ratios[k])

@@ -1,7 +1,7 @@
 """Sampling, attention and its gradients on grids of 2^15 to 2^20 tokens: time per token, and peak memory.
 
-20 repelling walks of length 10, symmetric, 32 features, 32 values, every setting at its default. Each size runs in a
-process of its own.
+20 repelling walks of length 10, symmetric, 32 features, 32 values, all settings at their defaults. Each size runs in
+its own process.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from benchmarks.processes import ProcessError, limit_memory, peak_bytes, run_fre
 WIDTH = 32
 PARTS = ("sample", "forward", "backward", "all")
 EXPONENTS = (15, 17, 20)
-# Steps are repeated up to this number while they took less than this time in total.
+# Repeat steps up to this number of times, while they take less than this time in total.
 MOST_STEPS, MOST_SECONDS = 5, 30.0
-# A process that asks for more fails, and does not take the machine down with it.
+# A process that needs more fails, instead of exhausting the machine.
 MOST_BYTES = 16 * 10**9
 
 
 def measure_size(exponent: int) -> dict[str, object]:
-    """Seconds of every part of some steps, after one step on a small grid that fills the compiler's cache."""
+    """Seconds of every part of several steps, after one step on a small grid to compile the kernels."""
     limit_memory(MOST_BYTES)
     _step(tm.grid_graph(16, 64), seed=0)
     rows = 2 ** (exponent // 2)

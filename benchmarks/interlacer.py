@@ -1,9 +1,9 @@
 """Interlacers on 32,768 particles: where the time of a forward pass goes, and neighbour layers side by side.
 
 Random particles in a cube with 16 features, width 128, 4 pairs of layers. Neighbours are found and walks are sampled
-once per forward pass, for all layers. So neighbour layers are timed alone, where neighbours and walks are given, and as
-all that a forward pass does for its four: neighbours, walks, and attention or messages. How many neighbours an anchor
-hears in the paper, and how many anchors there are, is not known: there are 16 or 3, and a quarter of the particles.
+once per forward pass, for all layers. So neighbour layers are timed alone, with given neighbours and walks, and with
+everything that a forward pass needs for its four: neighbours, walks, and attention or messages. The paper does not say
+how many anchors there are, or how many neighbours each has: here, a quarter of the particles, and 16 or 3 neighbours.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ DIM = 128
 def main(quick: bool = False) -> None:
     torch.manual_seed(0)
     num_particles = 2048 if quick else 32_768
-    # One particle per unit of volume, and so a step of 0.25 is a quarter of the distance between neighbours.
+    # One particle per unit of volume, so a step of 0.25 is a quarter of the distance between neighbours.
     positions = num_particles ** (1 / 3) * torch.rand(1, num_particles, 3)
     features = torch.randn(1, num_particles, 16)
     parts = measure_parts(positions, features, 2 if quick else 9)
@@ -37,7 +37,7 @@ def main(quick: bool = False) -> None:
 
 
 def measure_parts(positions: torch.Tensor, features: torch.Tensor, repeats: int) -> dict[str, list[float]]:
-    """Seconds of the parts of a forward pass of the model with masked attention; the rest is what remains."""
+    """Seconds of the parts of a forward pass of the model with masked attention, and of the rest."""
     model = Interlacer(dim=DIM)
     layer = model.neighbors[0]
     assert isinstance(layer, WalkNeighbors)
@@ -67,7 +67,7 @@ def measure_parts(positions: torch.Tensor, features: torch.Tensor, repeats: int)
 
 
 def measure_models(positions: torch.Tensor, features: torch.Tensor, repeats: int) -> dict[str, list[float]]:
-    """Seconds of a step forward and backward."""
+    """Seconds of a forward and backward step."""
     runs = {
         name: training_pass(Interlacer(dim=DIM, neighbors=name), positions, features) for name in get_args(Neighbors)
     }
@@ -78,7 +78,7 @@ def measure_models(positions: torch.Tensor, features: torch.Tensor, repeats: int
 
 
 def measure_layers(positions: torch.Tensor, repeats: int) -> tuple[dict[str, list[float]], list[report.Bar]]:
-    """Seconds of one neighbour layer, and of all that is needed for four."""
+    """Seconds of one neighbour layer, and of everything that four layers need."""
     layers: dict[str, NeighborLayer] = {
         "grf, 3 neighbours": WalkNeighbors(DIM),
         "messages, 16 neighbours": AnchorNeighbors(DIM, num_neighbors=16),

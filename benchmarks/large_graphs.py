@@ -1,4 +1,4 @@
-"""Masked attention on a grid and on a star of 2^18 nodes: time, memory and the way that was taken."""
+"""Masked attention on a grid and on a star of 2^18 nodes: time, memory and the chosen strategy."""
 
 from __future__ import annotations
 

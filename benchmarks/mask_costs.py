@@ -1,7 +1,7 @@
-"""Every mask at sizes from 64 to 4,096 tokens: does "auto" take the fastest way, and does memory grow as promised?
+"""Every mask from 64 to 4,096 tokens: does "auto" choose the fastest strategy, and does memory grow as promised?
 
-32 features, 32 values, one head, parameters fixed, forward, linear attention. Memory is the most that torch holds
-during a forward pass by products with the mask, above its inputs, per token.
+Forward linear attention with 32 features, 32 values, one head and fixed parameters. Memory is the peak that torch holds
+during a forward pass by products with the mask, beyond the inputs, per token.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from topomask.pictures.named_masks import build_mask
 
 WIDTH = 32
 SIDES = (8, 16, 32, 64)
-# Sides of the grids on which memory is compared.
+# Sides of the grids for comparing memory.
 MEMORY_SIDES = (64, 128)
-# Cases beside one of every mask on the graphs of the registry.
+# Cases besides one of every mask on the graphs of the registry.
 OTHERS: dict[str, Callable[[int], tm.Mask]] = {
     "walk, asymmetric": lambda side: tm.WalkMask(tm.grid_graph(side, side), symmetric=False, seed=0),
     "toeplitz, causal": lambda side: tm.ToeplitzMask(side * side, causal=True),
@@ -100,7 +100,7 @@ def _measure_memory(sides: tuple[int, int]) -> dict[str, list[float]]:
     """Bytes per token of a forward pass by products, on a small and a large grid."""
     found: dict[str, list[float]] = {}
     for name, make in MASKS.items():
-        # These form weights for all pairs, and say so.
+        # These compute weights for all pairs, as documented.
         if name in ON_GRAPHS and ON_GRAPHS[name].product == "O(N^2)":
             continue
         found[name] = []

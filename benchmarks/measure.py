@@ -1,4 +1,4 @@
-"""Timing competitors side by side, and refusing to time one that gives another answer."""
+"""Time competitors side by side, and refuse to time one that gives a different result."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ Run = Callable[[], Any]
 
 @dataclass(frozen=True)
 class Ratio:
-    """A ratio of two medians, the quartiles of the ratios of single repeats, and the ratio of the least times.
+    """A ratio of two medians, the quartiles of the ratios of single repeats, and the ratio of the minima.
 
-    Where the machine is busy these differ, and none of them can be trusted much.
+    On a busy machine these differ, and none of them is reliable.
     """
 
     value: float
@@ -31,7 +31,7 @@ class Ratio:
 
 
 def interleave(runs: Mapping[str, Run], repeats: int = 9, warm_ups: int = 1) -> dict[str, list[float]]:
-    """Seconds of every run. Repeats alternate, A, B, A, B, so that noise from elsewhere hits all of them."""
+    """Seconds of every run. Repeats alternate, A, B, A, B, so that outside noise affects all of them."""
     for _ in range(warm_ups):
         for run in runs.values():
             run()
@@ -50,7 +50,7 @@ def seconds(run: Run) -> float:
 
 
 def enough_repeats(run: Run, budget: float, least: int = 5, most: int = 200) -> int:
-    """How often a run fits in ``budget`` seconds, within limits. Runs it twice."""
+    """How often a run fits into ``budget`` seconds, within limits. Runs it twice."""
     run()
     return max(least, min(most, int(budget / max(seconds(run), 1e-9))))
 
@@ -64,22 +64,22 @@ def ratio(numerator: Sequence[float], denominator: Sequence[float]) -> Ratio:
 
 
 def check_same(name: str, found: Tensor, expected: Tensor, rtol: float = 1e-3, atol: float = 1e-3) -> None:
-    """An AssertionError when a way gives another answer than the reference: its time must not be reported."""
+    """Raise an AssertionError if a result differs from the reference: its time must not be reported."""
     try:
         torch.testing.assert_close(found, expected, rtol=rtol, atol=atol)
     except AssertionError as error:
-        raise AssertionError(f"{name} gives another answer than the reference: {error}") from None
+        raise AssertionError(f"{name} gives a different result than the reference: {error}") from None
 
 
 def forward_and_backward(attend: Callable[..., Tensor], inputs: Sequence[Tensor], learnt: Sequence[Tensor] = ()) -> Run:
-    """A run of attention and of its gradients in all inputs and in the parameters that are learnt."""
+    """Run attention and its gradients with respect to all inputs and learnt parameters."""
     leaves = [x.detach().clone().requires_grad_() for x in inputs]
     gradient = torch.ones_like(attend(*inputs).detach())
     return lambda: torch.autograd.grad(attend(*leaves), [*leaves, *learnt], gradient)
 
 
 def time_rows(times: Mapping[str, Sequence[float]]) -> list[list[str]]:
-    """Rows of a table: what, median, least and most in milliseconds."""
+    """Rows of a table: name, median, minimum and maximum in milliseconds."""
     return [
         [name, *(f"{1e3 * x:.3g}" for x in (statistics.median(found), min(found), max(found))), str(len(found))]
         for name, found in times.items()

@@ -1,4 +1,4 @@
-"""Memory of tensors: the most that a run holds at a time, and what an object holds on to."""
+"""Memory of tensors: the peak during a run, and what an object keeps alive."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from torch.profiler import ProfilerActivity, profile
 
 
 def peak_extra_bytes(run: Callable[[], object]) -> int:
-    """The most bytes that torch holds at a time during a run, above what it held before.
+    """Peak number of bytes that torch holds during a run, beyond what it held before.
 
-    Read from the allocator's own record, so memory inside operators counts too. Scratch arrays of compiled kernels that
-    do not come from torch do not. Whatever the first run keeps should be there already.
+    Read from the record of the allocator, so memory inside operators counts too, but scratch arrays of compiled kernels
+    that torch did not allocate do not. Run it once before, to fill caches.
     """
     with _silent(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         run()
@@ -32,7 +32,7 @@ def peak_extra_bytes(run: Callable[[], object]) -> int:
 
 @contextmanager
 def _silent() -> Iterator[None]:
-    """Keep the profiler from writing to the terminal, which it does below Python."""
+    """Keep the profiler from writing to the terminal, which it does from native code."""
     kept = os.dup(2)
     with open(os.devnull, "w") as nowhere:
         os.dup2(nowhere.fileno(), 2)
@@ -44,7 +44,7 @@ def _silent() -> Iterator[None]:
 
 
 def held_bytes(thing: object) -> int:
-    """Bytes of all distinct tensors and arrays that can be reached from an object of this library."""
+    """Bytes of all distinct tensors and arrays that an object of this library refers to."""
     found: dict[int, int] = {}
     seen: set[int] = set()
     waiting: list[object] = [thing]

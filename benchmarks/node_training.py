@@ -1,9 +1,9 @@
-"""A training step on a whole graph of 34,493 nodes, in time and memory, beside PyG's GATConv and TransformerConv.
+"""Time and memory of a training step on a graph of 34,493 nodes, beside PyG's GATConv and TransformerConv.
 
 The graph of coauthor-physics; a linear layer from its 8,415 sparse features to width 64, two layers of attention with 8
 heads, each beside a residual, and a linear layer to 5 classes. A step is forward, cross entropy of the training nodes,
-backward and AdamW. Walks are as in the tables of nodes: 16 of length 4, drawn once and shared by both layers. Without
-the data a random graph of that size with one feature in 250 takes its place. Memory is that of a process of its own.
+backward and AdamW. Walks are as in the tables of nodes: 16 of length 4, sampled once and shared by both layers. If the
+data is missing, a random graph of that size with one feature in 250 replaces it. Memory is measured in a new process.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ WAYS = ("grf", "neighbours, softmax", "GATConv", "TransformerConv")
 
 
 class Network(nn.Module):
-    """Layers of attention of one kind, each beside a residual."""
+    """Attention layers of one kind, each with a residual connection."""
 
     def __init__(self, way: str, batch: NodeBatch) -> None:
         super().__init__()
         self.embedding = nn.Linear(batch.x.shape[1], DIM)
         self.edge_index = batch.graph.to_edge_index()[0]
-        # One mask for both layers, bound to the graph once.
+        # One mask for both layers, evaluated on the graph once.
         if way == "grf":
             walks = tm.WalkMask(batch.graph, num_heads=HEADS, symmetric=False, num_walks=16, max_length=4, seed=0)
             self.layers = nn.ModuleList(MaskedAttention(DIM, HEADS, walks) for _ in range(DEPTH))
@@ -77,7 +77,7 @@ def load(quick: bool) -> NodeBatch:
 
 
 def training_step(way: str, batch: NodeBatch) -> measure.Run:
-    """A step of a network of its own."""
+    """A training step of a new network."""
     torch.manual_seed(0)
     model = Network(way, batch)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
@@ -91,9 +91,9 @@ def training_step(way: str, batch: NodeBatch) -> measure.Run:
 
 
 def measure_memory(way: str, quick: bool) -> dict[str, int]:
-    """What a process holds before the network is made, and its peak from then on, over three steps."""
+    """Memory of a process before the network is built, and the peak from then on, over three steps."""
     batch = load(quick)
-    # The peak of loading is no part of it.
+    # The peak during loading does not count.
     gc.collect()
     before = resident_bytes()
     forget_peak()

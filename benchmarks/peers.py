@@ -1,8 +1,8 @@
-"""What else one could use: Alg. 1 by torch.sparse, unmasked attention, dense biases, FlexAttention, layers of PyG.
+"""Alternatives: Alg. 1 with torch.sparse, unmasked attention, dense biases, FlexAttention, PyG layers.
 
-A grid of 64 x 64 tokens, where a dense mask still fits, then the grid of 128 x 256 for those that do not need one. One
-head, width 64, forward, frozen walks. A way that should give our answer is checked against it before it is timed;
-the others are another layer on the same edges.
+A grid of 64 x 64 tokens, where a dense mask still fits, then a grid of 128 x 256 for methods that do not need one. One
+head, width 64, forward, frozen walks. Methods that should give our result are checked before they are timed; the others
+are different layers on the same edges.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def linear_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 def algorithm_1(mask: tm.WalkMask, integers: torch.dtype, chunk: int) -> Attend:
     """Alg. 1 of the paper with torch.sparse: products of sparse features with phi(k) x [v, 1], chunk by chunk.
 
-    The sparse matrices are made here, once, since f is fixed. One head and one input.
+    The sparse matrices are built once, since f is fixed. One head and one input.
     """
     phi_queries, phi_keys = _sparse_features(mask, integers)
 
@@ -56,7 +56,7 @@ def algorithm_1(mask: tm.WalkMask, integers: torch.dtype, chunk: int) -> Attend:
 
 
 def variant(integers: torch.dtype, chunk: int) -> str:
-    """What a variant of Alg. 1 is called; which is fastest depends on the graph."""
+    """Name a variant of Alg. 1; which one is fastest depends on the graph."""
     return f"Alg. 1 by torch.sparse, {str(integers).removeprefix('torch.')}, chunks of {chunk}"
 
 
@@ -84,12 +84,12 @@ def _sparse_features(mask: tm.WalkMask, integers: torch.dtype) -> tuple[Tensor, 
 
 
 def softmax_with_bias(bias: Tensor) -> Attend:
-    """Softmax attention of torch with a dense bias; with the logarithm of a positive mask, masked softmax attention."""
+    """Torch's softmax attention with a dense bias; the logarithm of a positive mask gives masked softmax attention."""
     return lambda q, k, v: F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
 
 
 def flex_attention(bias: Tensor, blocks: bool) -> Attend:
-    """FlexAttention, compiled, with the bias looked up in its score function; ``blocks`` skips those without a pair."""
+    """Compiled FlexAttention that looks up the bias in its score function; ``blocks`` skips blocks without pairs."""
     from torch.nn.attention import flex_attention as flex
 
     def add_bias(score: Tensor, _b: Tensor, _h: Tensor, i: Tensor, j: Tensor) -> Tensor:
@@ -103,7 +103,7 @@ def flex_attention(bias: Tensor, blocks: bool) -> Attend:
 
 
 def graph_layer(name: str, edges: Tensor) -> Attend:
-    """An attention layer of PyG on given edges, one head of the same width; it projects its input itself."""
+    """A PyG attention layer on given edges with one head of the same width; it projects its input itself."""
     from torch_geometric import nn
 
     layer = getattr(nn, name)(WIDTH, WIDTH, heads=1).eval()
@@ -112,7 +112,7 @@ def graph_layer(name: str, edges: Tensor) -> Attend:
 
 @dataclass
 class Contest:
-    """Competitors on the same inputs; those that should give our answer are checked before they take part."""
+    """Competitors on the same inputs; those that should give our result are checked first."""
 
     q: Tensor
     k: Tensor
@@ -124,11 +124,11 @@ class Contest:
     failures: dict[str, str] = field(default_factory=dict)
 
     def enter(self, name: str, make: Callable[[], Attend], answer: str) -> None:
-        """Let a competitor take part; one that does not run here is written down with its error."""
+        """Add a competitor; if it does not run here, record its error."""
         try:
             attend = make()
             found = attend(self.q, self.k, self.v)
-        except Exception as error:  # whatever keeps a peer from running is its result
+        except Exception as error:  # any error is the result of this competitor
             self.failures[name] = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
             return
         if answer in ("linear", "softmax"):
@@ -136,7 +136,7 @@ class Contest:
         self.ways[name], self.answers[name] = attend, answer
 
     def report(self, title: str, repeats: int) -> dict[str, list[float]]:
-        """Time all side by side and print them; the first is what the others are compared with."""
+        """Time all side by side, and print them in comparison with the first."""
         runs = {name: partial(way, self.q, self.k, self.v) for name, way in self.ways.items()}
         times = measure.interleave(runs, repeats)
         ours = times[next(iter(times))]

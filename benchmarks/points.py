@@ -1,7 +1,7 @@
 """Point clouds on the fly: sampling walks on neighbour lists and attending, against finding the neighbours.
 
 32,768 random points in three dimensions with directed lists of 3 neighbours, 27 repelling walks of 3 hops, asymmetric,
-64 features, 64 values, forward. The lists are given: what finds them, SciPy's cKDTree, is timed beside.
+64 features, 64 values, forward. The lists are given; finding them with SciPy's cKDTree is timed separately.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def main(quick: bool = False) -> None:
     q, k, v = torch.randn(3, 1, 1, num_points, WIDTH)
 
     def sample() -> tm.Operator:
-        # Without walks given, those that the graph has already would be taken.
+        # Pass the walks, or the ones cached in the graph would be used.
         return mask.on(graph, mask.sample(graph))
 
     runs: dict[str, measure.Run] = {
@@ -59,7 +59,7 @@ def main(quick: bool = False) -> None:
 
 
 def find_neighbours(points: np.ndarray, workers: int) -> np.ndarray:
-    """The nearest others of every point, [N, 3]. The first that the tree finds is the point itself."""
+    """The nearest neighbours of every point, [N, 3], without the point itself, which the tree finds first."""
     nearest = cKDTree(points).query(points, k=NEIGHBOURS + 1, workers=workers)[1]
     return np.asarray(nearest)[:, 1:]
 

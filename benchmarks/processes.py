@@ -1,4 +1,4 @@
-"""Measurements that need a process of their own: peak memory, and what happens at the start."""
+"""Measurements that need a new process: peak memory, and start-up time."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ import topomask
 
 
 class ProcessError(RuntimeError):
-    """A process that did not come to its end; the message is the last line it wrote."""
+    """A process failed; the message is the last line of its output."""
 
 
 def run_fresh(module: str, *arguments: str, **environment: str) -> dict[str, Any]:
-    """Run ``python -m module arguments`` in a new process and read the JSON that it prints last."""
+    """Run ``python -m module arguments`` in a new process, and parse the JSON in its last line of output."""
     folders = [str(Path(__file__).parents[1]), str(Path(topomask.__file__).parents[1])]
     path = os.pathsep.join([*folders, os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
     done = subprocess.run(
@@ -34,12 +34,12 @@ def run_fresh(module: str, *arguments: str, **environment: str) -> dict[str, Any
 
 
 def resident_bytes() -> int:
-    """The memory that this process holds now; where the system does not say, the most so far."""
+    """Current memory of this process, or its peak if the system does not tell."""
     return _status("VmRSS") or peak_bytes()
 
 
 def forget_peak() -> bool:
-    """Let :func:`peak_bytes` count from now on, where the system can; False elsewhere."""
+    """Reset the peak that :func:`peak_bytes` returns; return False if the system cannot."""
     try:
         Path("/proc/self/clear_refs").write_text("5")
     except OSError:
@@ -48,8 +48,8 @@ def forget_peak() -> bool:
 
 
 def peak_bytes() -> int:
-    """The most memory that this process has held so far, or since :func:`forget_peak`."""
-    # The other way also counts what the parent held when it started this process.
+    """Peak memory of this process, since its start or since :func:`forget_peak`."""
+    # The alternative below includes the memory of the parent when it started this process.
     if found := _status("VmHWM"):
         return found
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -58,13 +58,13 @@ def peak_bytes() -> int:
 
 
 def _status(name: str) -> int:
-    """A line of what Linux says of this process, in bytes; 0 elsewhere."""
+    """A value of Linux's status of this process, in bytes; 0 on other systems."""
     file = Path("/proc/self/status")
     lines = file.read_text().splitlines() if file.is_file() else []
     return next((1024 * int(line.split()[1]) for line in lines if line.startswith(f"{name}:")), 0)
 
 
 def limit_memory(most_bytes: int) -> None:
-    """Let this process fail when it asks for more."""
+    """Limit the memory of this process; requests beyond it fail."""
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]
     resource.setrlimit(resource.RLIMIT_AS, (most_bytes, hard))

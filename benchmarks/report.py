@@ -1,4 +1,4 @@
-"""Writing down what was measured."""
+"""Reports of measurements: tables, bars and JSON files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ OUTPUT = Path("bench_output")
 
 
 def save(name: str, results: dict[str, Any]) -> None:
-    """Write results as JSON, with the versions that they belong to."""
+    """Write results as JSON, with the versions of the software."""
     OUTPUT.mkdir(exist_ok=True)
     versions = {"python": platform.python_version(), "torch": torch.__version__, "threads": torch.get_num_threads()}
     path = OUTPUT / f"{name}.json"
@@ -34,7 +34,7 @@ def table(header: list[str], rows: list[list[str]]) -> None:
 
 @dataclass(frozen=True)
 class Bar:
-    """Something measured, and what it should be: at most or at least a limit, or nothing in particular."""
+    """A measured value, and its upper or lower limit, if any."""
 
     what: str
     measured: float
@@ -44,14 +44,14 @@ class Bar:
 
     @property
     def met(self) -> bool | None:
-        """Whether the bar is met; None where there is none."""
+        """Whether the limit is met; None if there is none."""
         if not self.relation:
             return None
         return self.measured <= self.limit if self.relation == "<=" else self.measured >= self.limit
 
 
 def bars(found: list[Bar], *, quick: bool = False) -> dict[str, Any]:
-    """Print what was measured beside its bars, and return the same for the JSON file. Quick runs are not judged."""
+    """Print measured values with their bars, and return them for the JSON file. Quick runs are not judged."""
     verdicts = {True: "yes", False: "NO", None: ""}
     rows = [
         [

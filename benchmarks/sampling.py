@@ -1,8 +1,8 @@
-"""Sampling of walks against its peers on 32,768 nodes: ratios of medians measured in one run.
+"""Sampling of walks against alternatives on 32,768 nodes: ratios of medians, measured in one run.
 
-20 walks of length 10 from every node of a grid (128 x 256) and of a Barabasi-Albert graph (3 edges per new node). Peers
-are a vectorised sampler in torch, with its visits merged into (row, column, length) in the ways that torch offers, and
-`torch_cluster.random_walk` where it is installed. Peers whose answer differs from ours by more than chance are refused.
+20 walks of length 10 from every node of a grid (128 x 256) and of a Barabasi-Albert graph (3 edges per new node). The
+alternatives are a vectorised torch sampler, whose visits are merged into (row, column, length) in all ways that torch
+offers, and `torch_cluster.random_walk` if installed. Those that differ from ours by more than chance are rejected.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def barabasi_albert() -> tm.Graph:
 
 
 def torch_walks(row_ptr: Tensor, columns: Tensor) -> Tensor:
-    """Independent walkers all at once, [L + 1, N * W]; every node needs a neighbour."""
+    """Sample independent walkers all at once, [L + 1, N * W]; every node needs a neighbour."""
     degrees = row_ptr.diff()
     node = torch.arange(len(degrees)).repeat_interleave(NUM_WALKS)
     visits = [node]
@@ -46,7 +46,7 @@ def torch_walks(row_ptr: Tensor, columns: Tensor) -> Tensor:
 
 
 def merge(visits: Tensor, num_nodes: int, how: str) -> Any:
-    """How many walkers of a row are at a column after a length: a sparse tensor, or sorted keys with counts."""
+    """Count the walkers of a row at a column after a length, as a sparse tensor or sorted keys with counts."""
     lengths = torch.arange(LENGTH + 1)[:, None]
     rows = torch.arange(num_nodes).repeat_interleave(NUM_WALKS)
     if how == "coalesce":
@@ -61,24 +61,24 @@ def merge(visits: Tensor, num_nodes: int, how: str) -> Any:
         local = local.transpose(0, 1).reshape(num_nodes, -1).sort(dim=1).values
         first = torch.arange(num_nodes)[:, None] * (num_nodes * (LENGTH + 1))
         return torch.unique_consecutive((local + first).flatten(), return_counts=True)
-    # Kept apart by length, which is less than what the others do.
+    # Separate for every length, which is less work than the other ways do.
     keys = (rows * num_nodes + visits).sort(dim=1).values
     return [torch.unique_consecutive(part, return_counts=True) for part in keys]
 
 
 def squares(visits: Tensor, num_nodes: int) -> float:
-    """Mean square share of a row's walkers at a column after the last step, by sorted keys."""
+    """Mean square fraction of a row's walkers at a column after the last step, by sorted keys."""
     keys = torch.arange(num_nodes).repeat_interleave(NUM_WALKS) * num_nodes + visits
     counts = torch.unique(keys, return_counts=True)[1]
     return float((counts / NUM_WALKS).square().sum() / num_nodes)
 
 
 def check(graph: tm.Graph, name: str, visits: Tensor) -> None:
-    """Walks [L + 1, N * W] must follow edges and meet as often as ours do."""
+    """Check that walks [L + 1, N * W] follow edges and meet as often as ours."""
     row_ptr, columns = graph._tensors.row_ptr, graph._tensors.columns
     edges = torch.repeat_interleave(torch.arange(graph.num_nodes), row_ptr.diff()) * graph.num_nodes + columns
     if not torch.isin(visits[:-1] * graph.num_nodes + visits[1:], edges).all():
-        raise AssertionError(f"{name} steps where there is no edge")
+        raise AssertionError(f"{name} takes a step where there is no edge")
     ours = tm.random_walks(graph, NUM_WALKS, LENGTH).flatten(0, 1).T
     found, expected = squares(visits[-1], graph.num_nodes), squares(ours[-1], graph.num_nodes)
     if abs(found / expected - 1) > 0.02:
@@ -86,7 +86,7 @@ def check(graph: tm.Graph, name: str, visits: Tensor) -> None:
 
 
 def check_merged(graph: tm.Graph) -> None:
-    """All ways to merge must find what ours finds in the same walks."""
+    """Check that all ways to merge agree with ours on the same walks."""
     features = tm.sample_features(graph, NUM_WALKS, LENGTH, coupling="iid", normalization="row")
     visits = tm.random_walks(graph, NUM_WALKS, LENGTH).flatten(0, 1).T.contiguous()
     for how in MERGES:
@@ -101,13 +101,13 @@ def check_merged(graph: tm.Graph) -> None:
         if how == "sort lengths":
             counts, loads = counts.sort().values, loads.sort().values
         if len(counts) != len(loads) or not torch.allclose(counts.float(), loads):
-            raise AssertionError(f"merging by {how!r} gives another answer")
+            raise AssertionError(f"merging by {how!r} gives a different result")
 
 
 def milliseconds(runs: dict[str, Callable[[], Any]]) -> dict[str, list[float]]:
-    """Times of every run, taken in turns so that a busy spell of the machine meets all.
+    """Times of every run, measured in turns so that outside noise affects all.
 
-    Every time is taken after a run that does not count: idle threads of another pool spin before they sleep.
+    Every measurement follows an untimed run: idle threads of another pool spin before they sleep.
     """
     times: dict[str, list[float]] = {name: [] for name in runs}
     for _ in range(NUM_TURNS):
@@ -127,8 +127,8 @@ def our_runs(graph: tm.Graph, coupling: Literal["iid", "repelling"]) -> dict[str
 
 
 def peer_runs(graph: tm.Graph) -> dict[str, Callable[[], Any]]:
-    """Peers whose answers have been checked."""
-    # Peers take int64, as is usual in torch.
+    """Alternatives whose results have been checked."""
+    # int64, as usual in torch.
     row_ptr, columns = graph._tensors.row_ptr, graph._tensors.columns.to(torch.int64)
     check(graph, "the torch sampler", torch_walks(row_ptr, columns))
     check_merged(graph)

@@ -25,7 +25,7 @@ from experiments.flops import WIDTH, count_flops, make_mask
 
 SOFTMAX, LINEAR, OURS = "softmax (SDPA)", "linear, unmasked", "linear, masked by walks"
 COLOURS = {SOFTMAX: "tab:orange", LINEAR: "tab:gray", OURS: "tab:blue"}
-# Softmax attention is left out where it would take longer, in seconds.
+# Softmax attention is skipped if it would take longer, in seconds.
 LONGEST = 20.0
 
 Point = dict[str, Any]
@@ -36,7 +36,7 @@ def main(quick: bool = False) -> None:
     points: list[Point] = []
     slowest = 0.0
     for exponent in range(6, 12 if quick else 19):
-        # Softmax takes four times as long for twice the tokens.
+        # Softmax takes four times as long for twice as many tokens.
         point = measure_point(2**exponent, with_softmax=4 * slowest < LONGEST)
         slowest = statistics.median(point["seconds"].get(SOFTMAX, [LONGEST]))
         points.append(point)
@@ -50,7 +50,7 @@ def main(quick: bool = False) -> None:
 
 
 def measure_point(num_nodes: int, with_softmax: bool) -> Point:
-    """Everything about one number of tokens."""
+    """Measure everything for one number of tokens."""
     mask = make_mask(num_nodes, seed=0)
     q, k, v = torch.randn(3, 1, 1, num_nodes, WIDTH)
     runs: dict[str, measure.Run] = {
@@ -66,7 +66,7 @@ def measure_point(num_nodes: int, with_softmax: bool) -> Point:
             seconds = measure.interleave(runs, repeats, warm_ups=2) | measure.interleave(softmax, 1, warm_ups=0)
         runs |= softmax
         peaks = {name: peak_extra_bytes(run) for name, run in runs.items()}
-        # What the mask keeps for the next call counts as well.
+        # What the mask caches for the next call counts too.
         peaks[OURS] += held_bytes(mask)
     counted = count_flops(num_nodes)
     flops = {SOFTMAX: counted["softmax"], LINEAR: counted["linear"], OURS: counted["masked"]}
@@ -80,9 +80,9 @@ def measure_point(num_nodes: int, with_softmax: bool) -> Point:
 
 
 def crossing(points: list[Point], kind: str) -> float | None:
-    """The number of tokens from which ours stays below softmax, by interpolation on logarithmic axes.
+    """The number of tokens from which ours stays below softmax, interpolated on logarithmic axes.
 
-    0 where it is below at every size, None where it is not below at the largest.
+    0 if it is below at every size, None if it is not below at the largest.
     """
     both = [point for point in points if SOFTMAX in point[kind]]
     nodes = np.log2([point["nodes"] for point in both])
@@ -126,7 +126,7 @@ def _report(points: list[Point], crossings: dict[str, float | None], quick: bool
 
 
 def plot(points: list[Point], crossings: dict[str, float | None]) -> None:
-    """Three panels on logarithmic axes, the crossings marked; times with their quartiles."""
+    """Plot three panels on logarithmic axes with the crossings, and times with their quartiles."""
     panels = {"seconds": "time in seconds", "bytes": "memory in bytes, walks included", "flops": "operations (FLOPs)"}
     figure, axes_row = plt.subplots(1, 3, figsize=(12, 4), layout="constrained")
     for axes, (kind, label) in zip(axes_row, panels.items(), strict=True):
@@ -156,7 +156,7 @@ def plot(points: list[Point], crossings: dict[str, float | None]) -> None:
 
 
 def _mark(axes: Axes, tokens: float | None) -> None:
-    """A line at a crossing, with words in the upper left corner, where no curve is."""
+    """Draw a line at a crossing, with a label in the upper left corner, where there is no curve."""
     if not tokens:
         return
     axes.axvline(tokens, color="black", lw=0.8, ls="--")

@@ -1,6 +1,6 @@
-"""Few tokens, where calls cost more than numbers: 64 tokens against the formula, digits with and without the mask.
+"""Few tokens, where overhead dominates: 64 tokens against the formula, digits with and without the mask.
 
-Also the work of Python around one call: how often it goes from one file of topomask to another.
+Also the Python overhead of one call: how often it switches between files of topomask.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from topomask.recipes.images import digits
 
 
 def main(quick: bool = False) -> None:
-    # As the tables are run: models this small gain little by more threads.
+    # As for the tables: small models gain little from more threads.
     torch.set_num_threads(1)
     torch.manual_seed(0)
     frozen = measure_call(20 if quick else 400)
@@ -42,7 +42,7 @@ def main(quick: bool = False) -> None:
 
 
 def measure_call(repeats: int) -> dict[str, list[float]]:
-    """Seconds of attention on 64 tokens, 4 heads of width 16, one input, nothing learnt."""
+    """Seconds of attention on 64 tokens, with 4 heads of width 16, one input, no gradients."""
     mask = tm.WalkMask(tm.grid_graph(8, 8), num_heads=4, seed=0)
     q, k, v = torch.randn(3, 1, 4, 64, 16)
     with torch.no_grad():
@@ -80,7 +80,7 @@ def measure_digits(repeats: int) -> dict[str, list[float]]:
 
 
 def count_switches() -> int:
-    """How often a second call on the default graph goes from one file of topomask to another."""
+    """How often a second call on the default graph switches between files of topomask."""
     mask = tm.WalkMask(tm.grid_graph(8, 8), num_heads=4, seed=0)
     q, k, v = torch.randn(3, 1, 4, 64, 16)
     tm.masked_attention(q, k, v, mask)

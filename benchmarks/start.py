@@ -1,4 +1,4 @@
-"""From a fresh process to the first gradient: with an empty cache of compiled kernels, and with a full one."""
+"""From a fresh process to the first gradient: with an empty kernel cache, and with a full one."""
 
 from __future__ import annotations
 

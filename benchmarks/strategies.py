@@ -1,8 +1,8 @@
-"""Does "auto" take the fastest strategy? Every open one is timed on many graphs, walks and widths.
+"""Does "auto" choose the fastest strategy? All available ones are timed on many graphs, walks and widths.
 
-Forward, one head, f fixed. "auto" runs the code of the strategy that it picks, so what is reported is the time of that
-strategy over the time of the best. A strategy is skipped, and that is said, when its estimate is both over 20 times
-the least and over 2 s, or when dense weights would not fit. The answers of all must agree.
+Forward, one head, f fixed. "auto" runs the code of the strategy that it picks, so the report is the time of that
+strategy over the time of the best. A strategy is skipped, with a note, if its estimate is both over 20 times the lowest
+and over 2 s, or if dense weights would not fit. All results must agree.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from benchmarks import graphs, measure, report
 WALKS = ((4, 3), (20, 10))
 WIDTHS = (8, 64)
 MOST_SECONDS, MOST_TIMES = 2.0, 20.0
-# With a few copies of the weights, about 5 GB.
+# About 5 GB with a few copies of the weights.
 MOST_DENSE_ENTRIES = 1 << 28
-# A strategy this much slower is not timed any further, unless "auto" picks it; a slow one, in seconds, at once.
+# Stop timing a strategy that is this much slower, unless "auto" picks it; at once if it takes this many seconds.
 HOPELESS, SLOW = 3.0, 0.5
 # Seconds for the repeats of one case.
 BUDGET = 1.0
@@ -51,12 +51,12 @@ class Case:
 
     @property
     def best(self) -> str:
-        """The strategy with the least median."""
+        """The strategy with the lowest median."""
         return min(self.seconds, key=lambda way: statistics.median(self.seconds[way]))
 
     @property
     def ratio(self) -> measure.Ratio:
-        """The time of the strategy that "auto" takes over that of the best."""
+        """Time of the strategy that "auto" picks over that of the best."""
         return measure.ratio(self.seconds[self.auto], self.seconds[self.best])
 
 
@@ -90,7 +90,7 @@ def _run_all(quick: bool) -> Iterator[Case]:
 
 
 def run_case(case: Case, mask: tm.Mask) -> Case:
-    """Time the strategies of a case side by side, once their answers have been found to agree."""
+    """Check that the strategies of a case agree, and time them side by side."""
     q, k, v = torch.randn(3, 1, 1, mask.on().num_queries, case.width)
     attend = tm.masked_attention if case.kernel == "linear" else tm.masked_softmax_attention
     with torch.no_grad():
@@ -104,7 +104,7 @@ def run_case(case: Case, mask: tm.Mask) -> Case:
                 begin = time.perf_counter()
                 measure.check_same(f"{case.graph}, {case.walks}, {way}", run(), answer)
                 first[way] = time.perf_counter() - begin
-        # The first run over pairs also finds them, which is kept; what other strategies take at first they take again.
+        # The first run over pairs also finds and caches them; other strategies have no such first cost.
         limit = max(SLOW, HOPELESS * first[case.auto])
         again = {way: run for way, run in runs.items() if way == "pairs" or first[way] < limit}
         case.seconds = {way: [once] for way, once in first.items()} | measure.interleave(again, 1, warm_ups=0)
@@ -118,7 +118,7 @@ def run_case(case: Case, mask: tm.Mask) -> Case:
 
 
 def _open_ways(case: Case, mask: tm.Mask) -> Iterator[Way]:
-    """The strategies to time; why others are skipped is written down in the case."""
+    """The strategies to time; the case records why others are skipped."""
     operator = mask.on()
     plan = partial(tm.plan_attention, operator, case.width, case.width, kernel=case.kernel)
     chosen = plan()

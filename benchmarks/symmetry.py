@@ -1,7 +1,7 @@
-"""Symmetric against asymmetric features of the same power series: error for walkers, for pairs, and for operations.
+"""Symmetric against asymmetric features of the same power series: error by walkers, pairs and operations.
 
 The paper leaves open which is better. Both estimate sum_k alpha_k W^k: symmetric features with the modulation f where
-alpha = f * f, of length L; asymmetric ones with alpha itself, of length 2 L.
+alpha = f * f, of length L; asymmetric features with alpha itself, of length 2 L.
 """
 
 from __future__ import annotations

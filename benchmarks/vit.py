@@ -1,7 +1,7 @@
-"""Training throughput of vision transformers: every attention side by side, on small and on large grids of patches.
+"""Training throughput of vision transformers: all kinds of attention, on small and large grids of patches.
 
-Width 192, 3 heads, 4 blocks, patches of 16 x 16, mean pooling. A step is forward, loss, backward and AdamW. All ways to
-attend are trained on 14 x 14 tokens; on 64 x 64 tokens the main ones.
+Width 192, 3 heads, 4 blocks, patches of 16 x 16, mean pooling. A step is forward, loss, backward and AdamW. All kinds
+of attention are trained on 14 x 14 tokens, and the main ones on 64 x 64 tokens.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from topomask.models.attention_variants import VARIANTS
 PATCH = 16
 DEPTH = 4
 NUM_CLASSES = 100
-# Softmax that every token takes part in, and what is compared with it on large grids.
+# Full softmax attention, and what is compared with it on large grids.
 LONG = ("softmax", "linear", "grf", "grf-paper")
 
 
@@ -58,7 +58,7 @@ def measure_grid(size: int, batch: int, names: tuple[str, ...], repeats: int) ->
 
 
 def training_step(attention: str, images: torch.Tensor, labels: torch.Tensor) -> measure.Run:
-    """A step of a model of its own."""
+    """A training step of a new model."""
     torch.manual_seed(0)
     config = tm.models.VisionTransformerConfig.preset(
         "tiny",

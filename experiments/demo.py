@@ -1,4 +1,4 @@
-"""A tour: how good the mask is, what it looks like, attention on 32,768 tokens, and what a transformer gains by it."""
+"""A tour: error and pictures of the mask, attention on 32,768 tokens, and what a transformer gains from the mask."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ TOKENS = (128, 256)
 
 
 def main(output: Path = Path("demo_output")) -> None:
-    """Run the tour, and write its pictures and a report."""
+    """Run the tour, and write a report with pictures."""
     output.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(0)
     print("topomask: which graph do the tokens live on?\n")
@@ -45,7 +45,7 @@ def main(output: Path = Path("demo_output")) -> None:
 
 
 def show_error(output: Path) -> Section:
-    """Mask error against the number of walkers, beside the bound."""
+    """Plot the mask error against the number of walkers, with the bound."""
     graph, f = tm.grid_graph(16, 16), 0.5 ** torch.arange(11, dtype=torch.float64)
     counts = [4, 8, 16, 32, 64, 128, 256]
     found = convergence(graph, f, counts, num_seeds=3)
@@ -73,7 +73,7 @@ def show_error(output: Path) -> Section:
 
 
 def show_rows(output: Path) -> Section:
-    """One row of the mask, exact and estimated, on a grid and on a kNN graph."""
+    """Draw one row of the mask, exact and estimated, on a grid and on a kNN graph."""
     points = np.random.default_rng(1).random((600, 2))
     places = np.stack(np.unravel_index(np.arange(17 * 17), (17, 17)), axis=1)[:, ::-1].astype(float)
     cases = [
@@ -123,10 +123,10 @@ def _draw(axes: Axes, graph: tm.Graph, places: np.ndarray, values: np.ndarray, n
 
 
 def show_attention(output: Path) -> Section:
-    """Masked attention on 32,768 tokens beside its exact answer."""
+    """Compare masked attention on 32,768 tokens with the exact result."""
     graph = tm.grid_graph(*TOKENS)
     q, k, v = torch.randn(3, 1, 1, graph.num_nodes, 32)
-    # The first channel of the values is a noisy picture, so that one can see what attention does to it.
+    # The first channel of the values is a noisy picture, so that the effect of attention is visible.
     picture = _picture(*TOKENS).reshape(1, 1, -1, 1)
     v[..., :1] = picture + torch.randn_like(picture)
     mask = tm.WalkMask(graph, num_walks=20, max_length=10, seed=0)
@@ -171,7 +171,7 @@ def show_attention(output: Path) -> Section:
 
 
 def _keep(figure: Figure, path: Path, about: str) -> Picture:
-    """The figure as a picture of the report and as a file."""
+    """Save the figure to a file, and return it as a picture for the report."""
     picture = draw_picture(figure, about, width=900)
     write_content(path, picture.png)
     plt.close(figure)

@@ -23,7 +23,7 @@ COLOURS = {"linear": "tab:gray", "grf": "tab:blue"}
 
 
 def show_training(output: Path) -> Section:
-    """Train both, and draw how it went."""
+    """Train both models, and plot their accuracy."""
     folder = output / "training"
     experiment = demo_experiment()
     print("Training a vision transformer on digits, without the mask and with it ...", flush=True)
@@ -52,13 +52,13 @@ def show_training(output: Path) -> Section:
 
 
 def demo_experiment() -> ImageExperiment:
-    """What is trained: the recipe digits, with a look at the test set every fourth epoch."""
+    """The recipe digits, evaluated on the test set every fourth epoch."""
     experiment = images.digits()
     return replace(experiment, train=replace(experiment.train, eval_every=92, checkpoint_every=1000))
 
 
 def _clear(folder: Path) -> None:
-    """Remove the run of an earlier tour; what is no run is not touched."""
+    """Delete the run of an earlier tour, and nothing but a run."""
     if folder.exists():
         read_experiment(folder)
         shutil.rmtree(folder)
@@ -66,7 +66,7 @@ def _clear(folder: Path) -> None:
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """As the tables are run, so that the numbers are the same; a model this small gains little by more."""
+    """Use one thread, as for the tables, so that the results are the same; a small model gains little from more."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -80,7 +80,7 @@ def _accuracy(result: Result) -> str:
 
 
 def _draw_curves(folder: Path, path: Path) -> Picture:
-    """Test accuracy of both by epoch."""
+    """Plot the test accuracy of both models by epoch."""
     figure = Figure(figsize=(5.5, 3.8), layout="constrained")
     axes = figure.subplots()
     for name, label in VARIANTS.items():

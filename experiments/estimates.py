@@ -1,4 +1,4 @@
-"""How good graph random features are as estimates of a mask."""
+"""Errors of graph random features as estimates of a mask."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def mask_errors(graph: Graph, f: Tensor, num_walks: int, seeds: Iterable[int], *
 
 @dataclass(frozen=True)
 class Convergence:
-    """Errors of i.i.d. walks by number of walkers.
+    """Errors of i.i.d. walks for several numbers of walkers.
 
     Attributes:
         num_walks: Numbers of walkers.
         errors: Relative Frobenius error, mean over seeds.
         quantiles: 95 % quantile of the deviation of an entry.
-        bounds: What Theorem 3.1 allows for that quantile.
-        slope: Slope of log error against log walkers; -0.5 is expected.
+        bounds: Bounds on that quantile by Theorem 3.1.
+        slope: Slope of log error against log walkers; expected: -0.5.
     """
 
     num_walks: list[int]
@@ -47,7 +47,7 @@ class Convergence:
 def convergence(
     graph: Graph, f: Tensor, num_walks: list[int], halt_prob: float = 0.1, num_seeds: int = 5
 ) -> Convergence:
-    """Measure how the error of i.i.d. walks falls with the number of walkers, beside the bound."""
+    """Measure how the error of i.i.d. walks falls with the number of walkers, and compute the bound."""
     exact = PowerSeriesMask(graph, series.convolve(f)).to_dense()[0].detach()
     constant = theory.load_constant(graph, f, halt_prob)
     errors, quantiles, bounds = [], [], []

@@ -1,8 +1,8 @@
-"""Operations of attention by the number of tokens, in the setting of Fig. 3: a path, 4 i.i.d. walks, halt 0.5.
+"""Count the operations of attention by number of tokens, as in Fig. 3: a path, 4 i.i.d. walks, halting at 0.5.
 
-A multiply-add is two operations. Every way counts the same: scores, their multiplication by the mask, values, the
-denominator, which is one more column of values, and the entries of the mask where they are formed. No way counts walks,
-feature maps, exponentials and divisions.
+A multiply-add is two operations. The same things are counted for all methods: scores, their product with the mask,
+values, the denominator (one more column of values), and the entries of the mask if they are computed. Walks, feature
+maps, exponentials and divisions are not counted.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from typing import Any
 import topomask as tm
 
 WIDTH = 8
-# Values, and ones for the denominator.
+# Values, and a column of ones for the denominator.
 _COLUMNS = WIDTH + 1
 NUM_WALKS = 4
 MAX_LENGTH = 10
 HALT_PROB = 0.5
 NUM_SEEDS = 10
-# To be raised whenever something else counts, so that no result of the former way to count is shown.
+# Increase this when the counting changes, so that earlier results are not shown.
 COUNTING = 2
 
 
 def settings() -> dict[str, Any]:
-    """All that decides the numbers, the tokens aside, as JSON."""
+    """Everything that the results depend on, except the number of tokens, as JSON."""
     return {
         "counting": COUNTING,
         "graph": "path",
@@ -45,11 +45,11 @@ def make_mask(num_nodes: int, seed: int) -> tm.WalkMask:
 
 
 def count_flops(num_nodes: int, seeds: Iterable[int] = range(NUM_SEEDS)) -> dict[str, float]:
-    """Multiplications and additions of softmax, linear and masked attention.
+    """Count the multiplications and additions of softmax, linear and masked attention.
 
     Returns:
-        ``"softmax"`` and ``"linear"``; and as means over seeds, ``"masked"``, which is linear attention masked pair by
-        pair, and ``"features"``, the same by products with the features of the mask, whose entries are never formed.
+        ``"softmax"`` and ``"linear"``; and as means over seeds, ``"masked"``, linear attention masked pair by pair,
+        and ``"features"``, the same by products with the features of the mask, without computing its entries.
     """
     masks = [make_mask(num_nodes, seed) for seed in seeds]
     return {
@@ -61,7 +61,7 @@ def count_flops(num_nodes: int, seeds: Iterable[int] = range(NUM_SEEDS)) -> dict
 
 
 def count_pairs(mask: tm.WalkMask) -> float:
-    """Operations of linear attention pair by pair, where walks of a query and a key meet."""
+    """Count the operations of linear attention over the pairs whose walks meet."""
     scores, masking, values = WIDTH, 1, _COLUMNS
     # An entry of Phi_q Phi_k^T is a sum over the nodes where walks meet.
     operator = mask.on()
@@ -71,7 +71,7 @@ def count_pairs(mask: tm.WalkMask) -> float:
 
 
 def count_features(mask: tm.WalkMask) -> float:
-    """Operations of linear attention by Phi_q (Phi_k^T (phi(k) v^T))."""
-    # Keys with values, the product with either side of the mask, then queries with that.
+    """Count the operations of linear attention as Phi_q (Phi_k^T (phi(k) v^T))."""
+    # Keys times values, a product with each side of the mask, and queries times the result.
     operator = mask.on()
     return 2.0 * WIDTH * _COLUMNS * (operator.num_keys + operator.cost().product + operator.num_queries)

@@ -1,4 +1,4 @@
-"""The pictures of the pages on masks: rows of every mask on a small graph."""
+"""Pictures for the docs on masks: rows of every mask on a small graph."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _FILTERS = {"num_realizations": 4096, "kind": "conv", "kernel_size": 12, "gated"
 
 
 def _offsets() -> torch.Tensor:
-    """Every offset has its own number: here, those to the lower right count more."""
+    """A weight per offset, larger towards the lower right."""
     offsets = torch.arange(-15.0, 16.0)
     return torch.exp(-0.15 * (offsets[:, None] ** 2 + offsets**2) ** 0.5) * (
         1.2 + torch.tanh(offsets[:, None] + offsets)
@@ -41,14 +41,14 @@ def _offsets() -> torch.Tensor:
 
 
 def _video(source: NamedGraph) -> tm.Mask:
-    """Frames in their order, each a grid."""
+    """Frames in order, each a grid."""
     assert source.shape == (3, 8, 8)
     time = tm.ToeplitzMask(3, causal=True, f=torch.tensor([0.25, 0.5, 1.0]))
     return tm.KroneckerMask(time, tm.PowerSeriesMask(tm.grid_graph(8, 8), tm.series.heat(8, time=2.0)))
 
 
 def _named(mask: str, **settings: Any) -> Callable[[NamedGraph], tm.Mask]:
-    """A mask of the registry on the graph of its panel."""
+    """Build a mask of the registry on the graph of its panel."""
     return lambda source: build_mask(mask, source, settings)
 
 
@@ -107,7 +107,7 @@ def _seeded(size: int) -> tm.Mask:
 
 
 def _same_colour() -> torch.Tensor:
-    """Places of a checkerboard see those of their colour."""
+    """Squares of a checkerboard see those of the same colour."""
     colour = (torch.arange(16)[:, None] // 4 + torch.arange(16) // 4) % 2
     return (colour.reshape(-1, 1) == colour.reshape(-1)).float()
 
@@ -137,7 +137,7 @@ def draw_family(name: str, path: Path) -> None:
 
 
 def main(output: Path = Path("docs/figures/masks")) -> None:
-    """Draw all families into a folder."""
+    """Draw all families of masks in a folder."""
     output.mkdir(parents=True, exist_ok=True)
     for name in GALLERY:
         draw_family(name, output / f"{name}.png")

@@ -1,1 +1,1 @@
-"""The tables and figures of the papers: what they say, what comes out here, and which claims hold."""
+"""The tables and figures of the papers: published values, our results, and which claims hold."""

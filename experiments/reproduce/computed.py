@@ -1,4 +1,4 @@
-"""What is computed without training: the operations of Fig. 3, and the theorems."""
+"""Studies without training: the operations of Fig. 3, and the theorems."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ DECAY = 0.5
 MAX_LENGTH = 10
 HALT_PROB = 0.1
 NUM_SEEDS = 5
-# Lemma 3.2: walkers with the probability that they halt.
+# Lemma 3.2: numbers of walkers and their halting probabilities.
 SPARSITY_GRID = (32, 32)
 SPARSITY = ((4, 0.5), (20, 0.1), (100, 0.1))
 
 
 @dataclass(frozen=True)
 class Computation:
-    """A figure or theorem that is computed in a minute.
+    """A figure or theorem that takes a minute to compute.
 
     Args:
-        compute: Gives numbers, as JSON.
-        present: Makes a section of them.
-        config: All that the numbers depend on, as JSON; kept numbers of another config are computed anew.
+        compute: Computes the results, as JSON.
+        present: Turns the results into a section.
+        config: Everything that the results depend on, as JSON; stored results with another config are recomputed.
     """
 
     compute: Callable[[], Metrics]
@@ -53,14 +53,14 @@ class Computation:
 
 
 def fig3() -> Computation:
-    """Fig. 3: operations by the number of tokens."""
+    """Fig. 3: operations by number of tokens."""
     return Computation(_count, _present_fig3, flops.settings() | {"tokens": list(TOKENS)})
 
 
 def _count() -> Metrics:
     points = [{"nodes": count} | flops.count_flops(count) for count in TOKENS]
     nodes = np.log([point["nodes"] for point in points])
-    # The largest half of the sizes, where constants no longer count.
+    # The larger half of the sizes, where constants no longer matter.
     half = len(points) // 2
     slopes = {
         name: float(np.polyfit(nodes[half:], np.log([point[name] for point in points])[half:], 1)[0]) for name in CURVES
@@ -101,7 +101,7 @@ def _present_fig3(found: Metrics) -> Section:
 
 
 def theorems() -> Computation:
-    """Theorem 3.1 and Lemma 3.2: errors and sparsity beside their bounds."""
+    """Theorem 3.1 and Lemma 3.2: errors and sparsity, with their bounds."""
     config = {
         "walkers": list(WALKERS),
         "grid": list(GRID),

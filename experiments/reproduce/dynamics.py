@@ -1,4 +1,4 @@
-"""Table 4 and Fig. 5: videos, and particles in motion."""
+"""Table 4 and Fig. 5: videos and moving particles."""
 
 from __future__ import annotations
 

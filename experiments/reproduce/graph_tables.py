@@ -1,4 +1,4 @@
-"""The tables of GKAT: graphs with a class each, and motif detection."""
+"""The tables of GKAT: graph classification and motif detection."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _PUBLISHED: dict[str, tuple[str, ...]] = {
     "REDDIT-BINARY": ("82.2 ± 3.0", "87.8 ± 2.5", "89.1 ± 1.6", "OOM", "84.3 ± 1.9", "90.4 ± 1.9", "89.3 ± 2.3"),
     "COLLAB": ("70.2 ± 1.5", "71.2 ± 1.9", "68.9 ± 2.0", "OOM", "73.9 ± 1.7", "71.7 ± 2.1", "73.1 ± 2.0"),
 }
-# GIN under the same protocol, which the slides leave out; Errica et al. (2020).
+# GIN with the same protocol, which is not in the slides; Errica et al. (2020).
 _GIN = {
     "DD": "75.3 ± 2.9",
     "NCI1": "80.0 ± 1.4",
@@ -48,16 +48,16 @@ _FEWER = ", which is less than the hundred epochs of the small sets, for want of
 
 @dataclass(frozen=True)
 class _Setting:
-    """How a set is trained on.
+    """Training settings of a data set.
 
     Args:
-        epochs: Epochs at most.
-        patience: Epochs without a better one after which a run stops.
+        epochs: Maximum number of epochs.
+        patience: Stop after this many epochs without improvement.
         batch_size: Graphs per step.
         lr: Learning rate.
         model: Fields of the model.
-        alternatives: Changes of these, to choose from on the inner hold-out.
-        remark: What else there is to say of it.
+        alternatives: Changes of these fields, to choose from on the inner hold-out.
+        remark: A remark for the table.
     """
 
     epochs: int = _EPOCHS
@@ -76,7 +76,7 @@ _LARGE = _Setting(epochs=30, patience=10, model={"depth": 2})
 _SETTINGS: dict[str, _Setting] = {
     "DD": replace(
         _LARGE,
-        # Sums over 284 nodes start at losses of 10, and half of a run would go into making them smaller.
+        # Sums over 284 nodes start at a loss of 10, and half of the run would go into reducing it.
         model={"depth": 2, "readout": "sum", "head_norm": "batch"},
         remark=" Sums over nodes are the better of two read-outs for our row on the hold-outs of folds 0 and 1, and a "
         "batch norm of them is better than none on the hold-outs of the four folds it was tried on (2, 3, 5, 7); other "
@@ -91,7 +91,7 @@ _SETTINGS: dict[str, _Setting] = {
     "REDDIT-BINARY": replace(
         _LARGE,
         batch_size=16,
-        # At 2e-3 losses of the hold-out are still falling when thirty epochs are over.
+        # At 2e-3, the hold-out loss is still falling after thirty epochs.
         lr=6e-3,
         remark=" Read-out, batch size and learning rate are the best of six for our row on the hold-outs of folds 0 "
         "and 2, which other folds test on; test graphs of folds 0 to 2 had been seen at 2e-3 (85.8 %).",
@@ -105,13 +105,13 @@ _MODEL: dict[str, Any] = {"dim": 32, "depth": 3, "num_heads": 2, "readout": "mea
 _CELLS: tuple[tuple[str, str, str, dict[str, Any]], ...] = (
     ("grf", "graph random features, with neighbours beside", "grf", {"local": "sum", "mask_options": _WALKS}),
     ("unmasked", "the same without a mask", "linear", {"local": "sum"}),
-    # With a linear head, a sum over nodes with one-hot inputs would be an affine map of how many there are of a kind.
+    # With a linear head, a sum over nodes with one-hot inputs is an affine map of the number of nodes of each kind.
     ("mlp", "perceptrons without the graph", "mlp", {"head_dim": 32}),
 )
 
 
 def gkat(name: str) -> Study:
-    """GKAT's table on a set of TUDataset."""
+    """GKAT's table on a data set of TUDataset."""
     setting = _SETTINGS[name]
     recipe = graphs.graphs()
     optim = replace(recipe.train.optim, lr=setting.lr)
@@ -157,12 +157,12 @@ def gkat(name: str) -> Study:
         paper_heading=PUBLISHED,
         published=published,
         repeats="folds",
-        # A tenth of the graphs is tested on, and a tenth of the others is held out.
+        # A tenth of the graphs is for testing, and a tenth of the others is held out.
         test_share=0.1 / 0.81,
     )
 
 
-# No run is stopped early: some take ten epochs before they learn anything.
+# No early stopping: some runs take ten epochs before they learn anything.
 _MOTIF_EPOCHS, _MOTIF_RATE = 40, 5e-3
 
 

@@ -9,7 +9,7 @@ from experiments.reproduce.study import NOT_AVAILABLE, Cell, Claim, Study, varia
 from topomask.recipes import images
 from topomask.recipes.images import ImageExperiment
 
-# The paper's values on ImageNet and iNaturalist. Our text of it has no column for Places365.
+# The paper's values on ImageNet and iNaturalist. Our copy of the paper has no column for Places365.
 _TABLE1 = (
     ("softmax", "unmasked softmax", "0.741, 0.699"),
     ("toeplitz", "Toeplitz-masked linear", "0.733, 0.674"),
@@ -43,7 +43,7 @@ _CLAIMS3 = (
 
 
 def _quiet(experiment: ImageExperiment, eval_every: int) -> ImageExperiment:
-    """Evaluated rarely: nothing is chosen by the test set, so only the last evaluation counts."""
+    """Evaluate rarely: the test set selects nothing, so only the last evaluation counts."""
     return replace(experiment, train=replace(experiment.train, eval_every=eval_every))
 
 
@@ -78,7 +78,7 @@ def table1() -> Study:
 
 
 def table3() -> Study:
-    """Table 3 on Fashion-MNIST; its unmasked row is that of Table 1."""
+    """Table 3 on Fashion-MNIST; it shares its unmasked row with Table 1."""
     return Study(
         title="Table 3: what of the mask matters",
         folder="fashion-mnist",
@@ -91,7 +91,7 @@ def table3() -> Study:
 
 
 def digits() -> Study:
-    """Tables 1 and 3 on the digits of scikit-learn, which everybody has."""
+    """Tables 1 and 3 on the digits of scikit-learn, which need no download."""
     experiment = _quiet(images.digits(), 230)
     cells = {cell.name: cell for cell in [*_table3(experiment), *_table1(experiment)]}
     return Study(

@@ -1,4 +1,4 @@
-"""Tables of nodes with a class each, in one graph."""
+"""Tables of node classification in one graph."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ _WALKS = GraphMaskOptions(num_walks=16, max_length=4)
 
 @dataclass(frozen=True)
 class _Setting:
-    """How a set is trained on, and what is published of it.
+    """Training settings and published values of a data set.
 
     Args:
         gcn: The published value of GCN.
         gat: The published value of GAT.
         source: Where these are published.
-        train: The optimiser, and how long.
+        train: Optimiser and length of the runs.
         model: Fields of our model.
-        networks: Fields of the networks of PyG.
-        network_train: How these are trained, where that differs.
-        choose_by: What of the validation nodes weights are chosen by.
-        seeds: Runs: as many as there are splits, where there are several.
-        gat_short_because: Why GAT falls short of its published value, where it does.
-        remark: What else there is to say of it.
+        networks: Fields of the PyG networks.
+        network_train: How the PyG networks are trained, if differently.
+        choose_by: What selects the weights on validation nodes.
+        seeds: Number of runs; the number of splits if there are several.
+        gat_short_because: Why GAT falls short of its published value, if it does.
+        remark: A remark for the table.
     """
 
     gcn: str
@@ -70,7 +70,7 @@ _PAPERS: dict[str, Any] = {
         "gat": {"dim": 64, "num_heads": 8, "dropout": 0.6, "input_dropout": 0.6},
     },
     "network_train": {"gcn": _as_published(200, 1e-2), "gat": _as_published(400, 5e-3)},
-    # There are 500 validation nodes: the best accuracy of hundreds of epochs is an early one, by chance.
+    # With 500 validation nodes, the best accuracy of hundreds of epochs is often an early one, by chance.
     "choose_by": "loss",
     "remark": " Settings were fixed with accuracies of test nodes in view: those of GCN and GAT to find their "
     "published values, ours by trying four; so no row is a clean estimate.",
@@ -101,7 +101,7 @@ _OTHERS: dict[str, Any] = {
     "are the best of a few on the validation nodes of one or two splits, some of which other splits test on; those "
     "of GCN and GAT were fixed with their test nodes in view, to find their published values.",
 }
-# Of 519,000 edges: fewer and narrower layers, which have better validation nodes than five of width 64.
+# 519,000 edges: fewer and narrower layers, which do better on validation nodes than five of width 64.
 _NARROW = _RESIDUAL | {"dim": 32, "depth": 2, "num_heads": 4}
 _TOLOKERS: dict[str, Any] = _OTHERS | {
     "train": _training(100, 1e-2, 1e-3, 60),
@@ -118,12 +118,12 @@ _SETTINGS: dict[str, _Setting] = {
     "tolokers": _Setting("83.64 ± 0.67", "83.70 ± 0.47", **_TOLOKERS),
 }
 
-# Values that our row should reach, and what they are.
+# Values that our row should reach, and their sources.
 _TARGETS = {"coauthor-physics": (("96.2", "the published accuracies of GCN and GAT, rounded up"),)}
 
 
 def nodes(name: str) -> Study:
-    """A table of a set of nodes."""
+    """A table of node classification on one data set."""
     setting, metric = _SETTINGS[name], NODE_SETS[name].metric
     recipe, baseline = recipes.nodes(), recipes.nodes_baseline()
     data = NodeData(name)
@@ -169,7 +169,7 @@ def nodes(name: str) -> Study:
         metric=metric,
         chosen_by=f"val_{metric}",
         repeats="splits" if splits > 1 else "seeds",
-        # Half of the nodes are trained on and a quarter is tested on, where there are several splits.
+        # With several splits, half of the nodes are for training and a quarter for testing.
         test_share=0.5 if splits > 1 else 0.0,
         targets=[Target("grf", *target) for target in _TARGETS.get(name, ())],
         void_below=1.0,

@@ -1,4 +1,4 @@
-"""Writes the page of all results, ``docs/results.md``, from ``results/``; run in a checkout."""
+"""Write the page of all results, ``docs/results.md``, from ``results/``; run from a checkout."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ table says so.
 Seconds are those of one thread beside other work, pauses included, and say nothing about speed: see
 [speed.md](speed.md).
 """
-# What the runs of a table differ in, and so what its intervals are over.
+# What the runs of a table are repeated over, and so what its intervals are over.
 _REPEATS = {
     "seeds": "weights and order of training on one and the same test set, whose choice they do not cover.",
     "folds": "parts of a set, each tested on once, with weights of their own. Training sets overlap, so the variance "
@@ -41,7 +41,7 @@ _REPEATS = {
 
 
 def write_page(results: Path, docs: Path) -> None:
-    """Write the page and its pictures: of results alone, which a checkout has, and not of runs, which it lacks.
+    """Write the page and its pictures from results only; a checkout does not contain the runs.
 
     Args:
         results: Folder of the results.

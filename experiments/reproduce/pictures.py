@@ -1,4 +1,4 @@
-"""Pictures of a study: its values with their spread, and how training went."""
+"""Pictures of a study: values with their spread, and training curves."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from topomask.train import read_metrics
 
 
 def draw_study(study: Study, section: Section, results: Path, runs: Path | None) -> Section:
-    """The section with pictures of its values, and of the runs that are still there, if asked for."""
+    """Add pictures of the values to a section and, if asked for, training curves of the runs that still exist."""
     pictures = [_values(study, results)]
     curves = None if runs is None else _curves(study, results, runs)
     return replace(section, pictures=[*pictures, *([] if curves is None else [curves])])
 
 
 def _values(study: Study, results: Path) -> Picture:
-    """One dot per seed, and their mean; published values of the same data with their deviations."""
+    """Draw one dot per seed and their mean, and published values on the same data with their deviations."""
     values = collect(study, results)
     others = [(label, value) for label, value in study.published if published(value) is not None]
     rows = [label for label, _ in others]
@@ -31,7 +31,7 @@ def _values(study: Study, results: Path) -> Picture:
     known += [
         (place, cell.paper)
         for place, cell in enumerate(study.cells, len(others))
-        # Elsewhere the paper's values are of other data.
+        # Otherwise the paper's values are on other data.
         if study.void_below is not None and published(cell.paper) is not None
     ]
     rows += [cell.label for cell in study.cells]
@@ -47,7 +47,7 @@ def _values(study: Study, results: Path) -> Picture:
         mean, deviation = published(value) or (np.nan, None)
         axes.errorbar([mean], [place], xerr=deviation, fmt="D", c="tab:orange", ms=5, lw=1.2, capsize=3)
     axes.set_yticks(range(len(rows)), rows)
-    # From top to bottom, with room for the marks of the first and the last.
+    # From top to bottom, with space for the marks of the first and the last.
     axes.set_ylim(len(rows) - 0.5, -0.5)
     axes.grid(alpha=0.3)
     axes.set_xlabel(f"{study.metric.replace('_', ' ')}, {study.unit}")
@@ -56,7 +56,7 @@ def _values(study: Study, results: Path) -> Picture:
 
 
 def _curves(study: Study, results: Path, runs: Path) -> Picture | None:
-    """The training loss of every cell, as the mean over seeds that have a result; None where no run is there."""
+    """Plot the training loss of every cell as the mean over seeds with a result; None if there are no runs."""
     values = collect(study, results)
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.subplots()
@@ -71,7 +71,7 @@ def _curves(study: Study, results: Path, runs: Path) -> Picture | None:
     if not axes.lines:
         return None
     axes.set(xlabel="epoch", ylabel="training loss", yscale="log")
-    # Losses often stay within a decade, where powers of ten say little.
+    # Losses often stay within one decade, where powers of ten are poor labels.
     for ticks in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
         ticks(_PlainNumbers(labelOnlyBase=False, minor_thresholds=(2, 0.5)))
     axes.grid(alpha=0.3, which="both")
@@ -80,7 +80,7 @@ def _curves(study: Study, results: Path, runs: Path) -> Picture | None:
 
 
 class _PlainNumbers(LogFormatter):
-    """0.2 instead of 2e-01; which ticks have a label is decided as ever."""
+    """Labels ticks with 0.2 instead of 2e-01; which ticks have a label does not change."""
 
     def __call__(self, x: float, pos: int | None = None) -> str:
         """The label of a tick, if it has one."""

@@ -1,4 +1,4 @@
-"""What can be reproduced, by name."""
+"""Studies by name."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ STUDIES: dict[str, Callable[[], Study] | Callable[[], Computation]] = {
     **_MOTIFS,
     **_NODES,
 }
-# Several of them by one name.
+# Groups of studies.
 GROUPS: dict[str, tuple[str, ...]] = {
     "gkat-bio": tuple(f"gkat-{name.lower()}" for name in graph_tables.BIO),
     "gkat-social": tuple(f"gkat-{name.lower()}" for name in graph_tables.SOCIAL),
@@ -49,39 +49,39 @@ _GLANCE = (
     "better or worse than: the 95 % interval of the difference lies on one side of 0; only whole rows are compared.",
 )
 _POOLED = "Below are means over the tables of a group, once all are whole and have the same rows and metric."
-# What a group lacks.
+# What is missing from a group.
 _LACKING = {
     "gkat-social": "REDDIT-MULTI-5K (REDDIT-5K), a row of GKAT's table, is not available here: it has no table."
 }
 
 
 def catalogue() -> list[tuple[str, str]]:
-    """Names of studies and groups, with a line on each."""
+    """Names and one-line descriptions of studies and groups."""
     lines = [(name, _line(make)) for name, make in STUDIES.items()]
     return lines + [(name, ", ".join(parts)) for name, parts in GROUPS.items()]
 
 
 def _line(make: Callable[[], Study] | Callable[[], Computation]) -> str:
-    """Tables of many sets are made by one function, so their titles say more than its docstring."""
+    """Describe a study; tables on many data sets share one function, so their titles say more than its docstring."""
     if isinstance(make, partial):
         return str(make().title)
     return (inspect.getdoc(make) or "").partition("\n")[0]
 
 
 def studies_of(name: str) -> tuple[str, ...]:
-    """The studies of a group, or the one of this name."""
+    """The studies of a group, or the single study of this name."""
     look_up(dict.fromkeys((*GROUPS, *STUDIES)), "study", name)
     return GROUPS.get(name, (name,))
 
 
 def compare(title: str, groups: Sequence[str], results: Path, overrides: Sequence[str] = ()) -> Section | None:
-    """The tables of groups at a glance; None for the name of a single study.
+    """Summarise the tables of groups; None if the names are those of single studies.
 
     Args:
         title: A title.
         groups: Names of the groups.
         results: Folder of the results of all studies.
-        overrides: Fields of all experiments that were changed.
+        overrides: Changed fields of all experiments.
     """
     grouped: dict[str, list[Study]] = {}
     for group in groups:
@@ -107,29 +107,31 @@ def reproduce(
     only: Sequence[str] = (),
     show: bool = False,
 ) -> Section:
-    """Run what has no result yet, and give the table.
+    """Run what has no result yet, and return the table.
 
     Args:
         name: Name of the study.
         results: Folder of the results of all studies.
-        runs: Folder of the runs of all studies, with their checkpoints, of which curves are drawn; None to show
-            without them.
+        runs: Folder of the runs of all studies, with their checkpoints, for training curves; None shows the results
+            without curves.
         overrides: Fields of all experiments to change, such as ``--train.epochs 1``.
-        seeds: Which seeds to run. Default: as many as the study asks for, from 0.
+        seeds: Seeds to run. Default: those of the study, from 0.
         only: Names of the rows to run. Default: all.
-        show: Run nothing.
+        show: Only show existing results.
     """
     study = look_up(STUDIES, "study", name)()
     if isinstance(study, Computation):
         if overrides or only or seeds is not None:
-            raise ValueError(f"{name} is computed as it is: it takes no fields, rows or seeds.")
+            raise ValueError(
+                f"{name} is computed without training, so it takes no fields, rows or seeds. Leave them out."
+            )
         return _compute(name, study, results, show)
     study = study.changed(overrides)
     study.pick(only)
     own_runs = None if runs is None else runs / study.folder
     if not show:
         if own_runs is None:
-            raise ValueError("`runs` is None, but what is run needs a folder. Pass one, or show=True.")
+            raise ValueError("`runs` is None, but runs need a folder. Pass one, or show=True.")
         chosen = range(study.seeds) if seeds is None else seeds
         run_study(study, chosen, results, own_runs, only=only)
     section = summarize(study, results)

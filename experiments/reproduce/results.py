@@ -1,4 +1,4 @@
-"""Results on disk: a file per study, with a line of JSON per run: its config, seed, versions and duration."""
+"""Results on disk: one file per study, with one line of JSON per run."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from topomask.support.files import explained, flush_to_disk, parse_json
 
 @dataclass(frozen=True)
 class RunResult:
-    """What one run gave.
+    """The result of one run.
 
     Args:
-        cell: What was run, such as ``"grf"``.
-        seed: Its seed.
-        metrics: What was measured.
-        seconds: Time taken.
-        config: All that the numbers depend on, as JSON.
-        versions: Versions of what decides the numbers.
+        cell: Name of what was run, such as ``"grf"``.
+        seed: The seed.
+        metrics: The metrics.
+        seconds: Duration.
+        config: Everything that the metrics depend on, as JSON.
+        versions: Versions of the software that affects the metrics.
     """
 
     cell: str
@@ -41,7 +41,7 @@ class RunResult:
                 raise TypeError(f"`{name}` is {value!r}")
 
     def metric(self, name: str) -> float:
-        """A metric, by name; a ValueError where there is none."""
+        """Return a metric by name; raise a ValueError if it is missing or not a number."""
         value = self.metrics.get(name)
         if not isinstance(value, int | float):
             raise ValueError(
@@ -51,33 +51,33 @@ class RunResult:
         return float(value)
 
     def has(self, config: dict[str, Any]) -> bool:
-        """Whether it had this config. It may have more fields, and lack those that are None: they came later."""
+        """Whether the run had this config. It may have more fields, and lack newer ones whose value is None."""
         return _covers(self.config, config)
 
 
 def _covers(whole: Any, part: Any) -> bool:
-    """Whether a record has all that another has."""
+    """Whether a record contains everything that another contains."""
     if isinstance(whole, dict) and isinstance(part, dict):
         return all(_covers(whole.get(name), value) for name, value in part.items())
     return bool(whole == part)
 
 
 class ResultFile:
-    """The runs of a study, one line of JSON each; several processes may add to the same file.
+    """The results of a study, one line of JSON each; several processes may append to the same file.
 
-    Where several lines have the same cell and seed, the last one counts. A last line that a killed process did not
-    finish is ignored with a warning, and removed when the next run is added.
+    If several lines have the same cell and seed, the last one counts. An incomplete last line, left by a killed
+    process, is ignored with a warning, and removed when the next result is added.
 
     Args:
         results: Folder of the results of all studies.
-        name: Name of the study, or the one that studies with the same runs share.
+        name: Name of the study, or the name that studies with the same runs share.
     """
 
     def __init__(self, results: Path, name: str) -> None:
         self.path = results / f"{name}.jsonl"
 
     def runs(self) -> list[RunResult]:
-        """All runs, by cell and seed."""
+        """All results, by cell and seed."""
         whole, torn = self._content()
         if torn:
             warnings.warn(
@@ -98,12 +98,12 @@ class ResultFile:
         return [found[key] for key in sorted(found)]
 
     def find(self, cell: str, seed: int, config: dict[str, Any]) -> RunResult | None:
-        """The run of this cell and seed, if it had this config."""
+        """The result of this cell and seed, if it had this config."""
         named = (run for run in self.runs() if (run.cell, run.seed) == (cell, seed))
         return next((run for run in named if run.has(config)), None)
 
     def add(self, run: RunResult) -> None:
-        """Append a run; it replaces one of the same cell and seed."""
+        """Append a result; it replaces an earlier one of the same cell and seed."""
         line = (json.dumps(asdict(run)) + "\n").encode()
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(self.path.with_name(f".{self.path.name}.lock")):
@@ -119,7 +119,7 @@ class ResultFile:
                 raise explained(error, self.path) from None
 
     def _content(self) -> tuple[bytes, bytes]:
-        """The whole lines, and what there is of a last line that was not finished."""
+        """The complete lines, and the rest of an incomplete last line."""
         content = self.path.read_bytes() if self.path.is_file() else b""
         start = content.rfind(b"\n") + 1
         try:

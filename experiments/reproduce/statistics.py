@@ -16,8 +16,8 @@ class Spread:
 
     Args:
         mean: The mean.
-        deviation: The standard deviation between seeds; NaN for one.
-        count: How many seeds.
+        deviation: The standard deviation between seeds; NaN for a single seed.
+        count: Number of seeds.
     """
 
     mean: float
@@ -27,13 +27,13 @@ class Spread:
 
 @dataclass(frozen=True)
 class Difference:
-    """A mean difference, paired by seed, with its interval of Student's t; see :func:`paired_difference`.
+    """A mean difference, paired by seed, with its Student t interval; see :func:`paired_difference`.
 
     Args:
         mean: The mean difference.
-        low: Lower end of the interval; minus infinity for one seed.
+        low: Lower end of the interval; minus infinity for a single seed.
         high: Upper end.
-        count: How many pairs.
+        count: Number of pairs.
     """
 
     mean: float
@@ -43,7 +43,7 @@ class Difference:
 
     @property
     def verdict(self) -> str:
-        """What the interval says of "the first is larger"; two pairs may agree by chance, and say nothing."""
+        """What the interval says about "the first is larger"; nothing for two pairs, which may agree by chance."""
         if self.count < 3:
             return "undecided"
         if self.low > 0:
@@ -60,21 +60,20 @@ def spread(values: Mapping[int, float]) -> Spread:
 def paired_difference(
     first: Mapping[int, float], second: Mapping[int, float], confidence: float = 0.95, test_share: float = 0.0
 ) -> Difference | None:
-    r"""The mean of ``first - second`` over the seeds that both have; None where there is none.
+    r"""Compute the mean of ``first - second`` over common seeds; None if there are none.
 
-    Folds and splits of one set share examples of training, so that their differences are not independent. The variance
-    of the mean of n differences, of variance s^2 each, is then taken as
+    Folds and splits of one data set share training examples, so their differences are not independent. The variance of
+    the mean of n differences, of variance s^2 each, is then estimated as
 
     .. math:: s^2 \Big(\frac1n + \frac{n_\text{test}}{n_\text{train}}\Big).
 
-    Values that agree to six digits are equal: the rest is rounding.
+    Values that agree to six digits count as equal: the rest is rounding.
 
     Args:
-        first: A value per seed.
-        second: Another.
+        first: One value per seed.
+        second: One value per seed.
         confidence: Probability of the interval.
-        test_share: Examples of the test per example of training, where training sets overlap; 0 where runs are
-            independent.
+        test_share: Test examples per training example if training sets overlap; 0 if runs are independent.
 
     Example:
         >>> found = paired_difference({0: 0.9, 1: 0.8, 2: 0.85}, {0: 0.8, 1: 0.72, 2: 0.74})

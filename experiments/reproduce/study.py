@@ -1,4 +1,4 @@
-"""A table of trained models: what is run, over which seeds, and what the papers claim of it."""
+"""A table of trained models: its runs, seeds, and the claims of the papers."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from topomask.train.config import FREE_FIELDS
 from topomask.train.run_folder import versions
 
 NOT_AVAILABLE = "not available"
-# Heading of published values that are of the same data.
+# Heading of published values on the same data.
 PUBLISHED = "published"
 OVERLAP = (
     "Training sets overlap from one to the next, so intervals of differences have the corrected variance of Nadeau and "
     "Bengio (2003)."
 )
-# Fields that runs of one row differ in.
+# Fields in which the runs of one row differ.
 _REPEATED = ("train.seed", "data.fold", "data.split")
-# What there are only so many of.
+# Repeats of which there is a limited number.
 FIXED_REPEATS = ("folds", "splits")
 
 
@@ -36,12 +36,12 @@ class Cell:
     """A row of a table.
 
     Args:
-        name: A short name, also in its results and of its run folders.
-        label: What it is.
-        experiment: What is run for it.
+        name: A short name, also used in results and for run folders.
+        label: A description.
+        experiment: The experiment to run.
         paper: The paper's value, on the paper's data.
-        alternatives: Other configurations of it; for every seed, the study says by what one of all is chosen.
-        short_because: Why it may miss the paper's value, where that is known: comparisons with it count all the same.
+        alternatives: Other configurations; for every seed, the study's ``chosen_by`` selects one of all.
+        short_because: Why it may miss the paper's value, if known: comparisons with it then still count.
     """
 
     name: str
@@ -52,19 +52,19 @@ class Cell:
     short_because: str = ""
 
     def runs(self) -> dict[str, Experiment]:
-        """All that is run for it, by the names in its results."""
+        """All experiments of this row, by their names in the results."""
         others = {f"{self.name}.{number + 1}": each for number, each in enumerate(self.alternatives)}
         return {self.name: self.experiment} | others
 
 
 @dataclass(frozen=True)
 class Claim:
-    """That one cell is better than another, as the paper has it.
+    """A claim of the paper that one cell is better than another.
 
     Args:
         better: Name of the cell that should be better.
-        worse: Name of the other.
-        paper: The paper's difference, or where it says so; none where no paper claims it.
+        worse: Name of the other cell.
+        paper: The paper's difference, or where the paper claims it; empty if no paper does.
     """
 
     better: str
@@ -77,31 +77,31 @@ class Study:
     """A table of the papers, at our scale.
 
     Args:
-        title: Its title.
-        folder: Name of the folder of its runs and of the file of its results; studies that share runs share it.
+        title: The title.
+        folder: Name of the folder of its runs and of its file of results; shared by studies that share runs.
         about: How it is run here, and what the paper did.
-        cells: Its rows.
-        claims: What the paper claims of them.
+        cells: The rows.
+        claims: The paper's claims about the rows.
         baseline: The row that the others are compared with.
-        seeds: How many seeds make it whole.
-        metric: What is compared.
+        seeds: Number of seeds of the complete table.
+        metric: The metric to compare.
         scale: Factor of the metric in print: 100 for per cent.
-        unit: Its unit in print.
-        gap_unit: The unit of a difference.
-        higher_is_better: Whether a larger metric is better.
+        unit: Unit of the metric in print.
+        gap_unit: Unit of a difference.
+        higher_is_better: Whether higher values of the metric are better.
         paper_heading: Heading of the paper's values.
-        also: Other metrics to show, with a heading each.
-        published: Rows that are not run here: a label and its value.
+        also: Other metrics to show, with their headings.
+        published: Rows that are not run here: labels and values.
         repeats: What the runs of a row are repeated over: "seeds" of training, "folds" or "splits" of the data, or
             "draws" of generated data.
-        test_share: Test examples per training example where training sets of repeats overlap, by which intervals are
-            widened; see :func:`paired_difference`.
+        test_share: Test examples per training example if the training sets of repeats overlap, which widens the
+            intervals; see :func:`paired_difference`.
         targets: Known values that rows should reach.
-        void_below: By how much the mean of a row may miss its paper's value before comparisons with it are void; none
-            where the paper's values are of other data.
-        shape: Features and classes of the data; where given, the parameters of every row are shown.
-        chosen_by: The metric by which one of the alternatives of a cell is chosen, larger is better; ties are broken
-            by the validation loss.
+        void_below: How far the mean of a row may fall below the paper's value before comparisons with it are void; None
+            if the paper's values are on other data.
+        shape: Features and classes of the data; if given, the number of parameters of every row is shown.
+        chosen_by: The metric that selects one of the alternatives of a cell, higher is better; ties are broken by the
+            validation loss.
     """
 
     title: str
@@ -127,16 +127,18 @@ class Study:
     shape: tuple[int, int] | None = None
 
     def changed(self, overrides: Sequence[str]) -> Study:
-        """The same with fields of every experiment set as on the command line; not those that tell rows apart."""
+        """Return a copy with fields of all experiments set as on the command line; rows must not differ in them."""
         if not overrides:
             return self
         runs = [each for cell in self.cells for each in cell.runs().values()]
         repeated = [name for name in _REPEATED if name in flat(to_dict(runs[0]))]
-        # Rows may be trained in different ways, but are not told apart by that.
+        # Rows may be trained in different ways, but that is not what they compare.
         told_apart = {name for name in _differing(runs) if not name.startswith("train.")}.union(repeated)
         for name in names_set(overrides):
             if name == "data.name":
-                raise ValueError(f"`{name}` cannot be set: published values and titles are of the data of this table.")
+                raise ValueError(
+                    f"`{name}` cannot be set: the published values and titles of this table are for its own data."
+                )
             if name in told_apart:
                 how = "Pass --seeds." if name in repeated else "Pass --only to choose rows."
                 raise ValueError(f"`{name}` cannot be set: the runs of this table differ in it. {how}")
@@ -148,7 +150,7 @@ class Study:
         return replace(self, cells=[change(cell) for cell in self.cells])
 
     def pick(self, names: Collection[str]) -> list[Cell]:
-        """The cells of these names, or all."""
+        """The cells with these names, or all."""
         known = [cell.name for cell in self.cells]
         for name in names:
             if name not in known:
@@ -165,20 +167,20 @@ def run_study(
     only: Collection[str] = (),
     say: Callable[[str], None] = print,
 ) -> None:
-    """Run what has no result yet, seed by seed; a run that was stopped goes on where it was.
+    """Run what has no result yet, seed by seed; interrupted runs are resumed.
 
-    Several processes may do so at once: what another is at is left to it.
+    Several processes may do so at once: each skips the runs that another is working on.
 
     Args:
         study: The table.
-        seeds: Which seeds.
+        seeds: The seeds.
         results: Folder of the results of all studies.
         runs: Folder of the runs of this study, with their checkpoints.
         only: Names of the cells to run. Default: all.
-        say: Where to say what happens.
+        say: Prints progress.
     """
     if study.repeats in FIXED_REPEATS and not all(0 <= seed < study.seeds for seed in seeds):
-        raise ValueError(f"`seeds` must lie in [0, {study.seeds}), the {study.repeats}, but are {list(seeds)}.")
+        raise ValueError(f"`seeds` must be in [0, {study.seeds}), the {study.repeats}, but are {list(seeds)}.")
     kept = ResultFile(results, study.folder)
     todo = [
         (cell, name, each.with_seed(seed), seed)
@@ -201,7 +203,7 @@ def run_study(
 
 
 def numbers_config(experiment: Experiment) -> dict[str, Any]:
-    """What the numbers depend on: not where data lives, nor what is shown on the way."""
+    """The config without fields that do not affect the results, such as the folder of the data."""
     config = to_dict(experiment)
     for path in FREE_FIELDS:
         group, _, name = path.partition(".")
@@ -210,14 +212,14 @@ def numbers_config(experiment: Experiment) -> dict[str, Any]:
 
 
 def _differing(experiments: Sequence[Experiment]) -> set[str]:
-    """Names of the fields in which some experiments differ, as on the command line."""
+    """Names of the fields in which experiments differ, as on the command line."""
     found = [flat(to_dict(experiment)) for experiment in experiments]
     names = set().union(*found)
     return {name for name in names if any(name not in each or each[name] != found[0].get(name) for each in found)}
 
 
 def collect(study: Study, results: Path, metric: str | None = None) -> dict[str, dict[int, float]]:
-    """The metric of every cell and seed whose runs had the config of the study."""
+    """The metric of every cell and seed whose runs have the config of the study."""
     return {
         cell: {seed: run.metric(metric or study.metric) for seed, run in runs.items()}
         for cell, runs in chosen_runs(study, results).items()
@@ -225,7 +227,7 @@ def collect(study: Study, results: Path, metric: str | None = None) -> dict[str,
 
 
 def chosen_runs(study: Study, results: Path) -> dict[str, dict[int, RunResult]]:
-    """For every cell and seed, the run that counts; none where an alternative is still to be run."""
+    """The selected run of every cell and seed for which all alternatives have run."""
     found: dict[str, dict[int, list[RunResult]]] = {cell.name: {} for cell in study.cells}
     homes = {name: cell for cell in study.cells for name in cell.runs()}
     for run in _runs(study, results):
@@ -241,14 +243,14 @@ def chosen_runs(study: Study, results: Path) -> dict[str, dict[int, RunResult]]:
 
 
 def _merit(chosen_by: str, run: RunResult) -> tuple[float, float]:
-    """What alternatives are chosen by; of several with the same metric, the least validation loss is best."""
+    """What selects an alternative: the metric, then the lowest validation loss."""
     return run.metric(chosen_by), -(run.metric("val_loss") if "val_loss" in run.metrics else math.inf)
 
 
 def _runs(study: Study, results: Path) -> list[RunResult]:
-    """The runs that had the config of the study."""
+    """The runs that have the config of the study."""
     experiments = {name: each for cell in study.cells for name, each in cell.runs().items()}
-    # There are no more folds and splits than the study asks for.
+    # There are no more folds and splits than the study has seeds.
     limit = study.seeds if study.repeats in FIXED_REPEATS else math.inf
     return [
         run
@@ -260,6 +262,6 @@ def _runs(study: Study, results: Path) -> list[RunResult]:
 
 
 def variant(experiment: Any, attention: str, **options: Any) -> Any:
-    """The experiment with another attention."""
+    """Return the experiment with another attention."""
     changed = dataclasses.replace(experiment.model.attention_options, **options)
     return replace(experiment, model=replace(experiment.model, attention=attention, attention_options=changed))

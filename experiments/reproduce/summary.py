@@ -1,4 +1,4 @@
-"""The table of a study: means, differences, what of its claims holds; and several tables at a glance."""
+"""The table of a study: means, differences, which claims hold; and summaries of several tables."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from topomask.pictures.pages import Section, Table
 
 
 def summarize(study: Study, results: Path) -> Section:
-    """The table with all runs that there are, the paper's values beside ours, and what of its claims holds."""
+    """Build the table of all runs, with the paper's values beside ours, and which claims hold."""
     values, seconds = collect(study, results), _mean_seconds(study, results)
     others = [collect(study, results, metric) for metric, _ in study.also]
     sizes = {} if study.shape is None else {cell.name: [_num_parameters(cell, study.shape)] for cell in study.cells}
@@ -78,17 +78,17 @@ def _gap(study: Study, first: dict[int, float], second: dict[int, float]) -> Dif
 
 
 def _better_by(study: Study, first: dict[int, float], second: dict[int, float]) -> Difference | None:
-    """By how much the first is better than the second."""
+    """How much better the first is than the second."""
     return _gap(study, first, second) if study.higher_is_better else _gap(study, second, first)
 
 
 def _num_parameters(cell: Cell, shape: tuple[int, int]) -> str:
-    """Of the model, which is built once for this."""
+    """Number of parameters of the model, which is built for this."""
     model: Any = cell.experiment.model  # type: ignore[attr-defined]
     try:
         built = replace(model, in_features=shape[0], num_classes=shape[1]).build()
     except ModuleNotFoundError:
-        # Results are shown without the package that the model is from, too.
+        # Results can be shown without the package that the model needs.
         return "unknown"
     return f"{sum(parameter.numel() for parameter in built.parameters()):,}"
 
@@ -101,7 +101,7 @@ def _judge(study: Study, claim: Claim, values: dict[str, dict[int, float]]) -> s
     gap = _better_by(study, better, worse)
     if gap is None:
         return f"{text}: not run."
-    # A verdict that could change with the next run would be a peek.
+    # No verdict before all runs are done: that would be peeking.
     verdict = gap.verdict if gap.count >= study.seeds else "open"
     pairs = f"{gap.count} {study.repeats if gap.count > 1 else study.repeats.removesuffix('s')}"
     compared = [cell for cell in study.cells if cell.name in (claim.better, claim.worse)]
@@ -112,7 +112,7 @@ def _judge(study: Study, claim: Claim, values: dict[str, dict[int, float]]) -> s
 
 
 def _shortfall(study: Study, cell: Cell, own: dict[int, float]) -> float | None:
-    """By how much a row falls short of its paper's value; negative where it is better, None where it is not whole."""
+    """How far a row falls short of the paper's value; negative if it is better, None if it is incomplete."""
     known = published(cell.paper)
     if study.void_below is None or known is None or len(own) < study.seeds:
         return None
@@ -121,13 +121,13 @@ def _shortfall(study: Study, cell: Cell, own: dict[int, float]) -> float | None:
 
 
 def _is_void(study: Study, cell: Cell, own: dict[int, float]) -> bool:
-    """Whether comparisons with a row do not count: it falls short of its paper's value, and it is not known why."""
+    """Whether comparisons with a row are void: it falls short of the paper's value for no known reason."""
     short = _shortfall(study, cell, own)
     return short is not None and short > (study.void_below or 0.0) and not cell.short_because
 
 
 def _beside_paper(study: Study, cell: Cell, own: dict[int, float]) -> str:
-    """That a row is far from its paper's value, and why."""
+    """Say that a row is far from the paper's value, and why."""
     short = _shortfall(study, cell, own)
     if short is None or abs(short) <= (study.void_below or 0.0):
         return ""
@@ -145,7 +145,7 @@ def _judge_target(study: Study, target: Target, own: dict[int, float]) -> str:
 
 
 def _is_ranked(study: Study, cell: Cell, values: dict[str, dict[int, float]]) -> bool:
-    """Whether a row is one that is held against published rows, and whole."""
+    """Whether a row is complete and is compared with published rows."""
     named = any(target.cell == cell.name for target in study.targets)
     return named and bool(study.published) and len(values[cell.name]) >= study.seeds
 
@@ -169,10 +169,10 @@ def _reached(study: Study, target: Target, own: dict[int, float]) -> bool | None
 
 
 def count_targets(studies: Sequence[Study], results: Path) -> list[str]:
-    """How many tables reach the values that several of them are held against.
+    """Count how many tables reach the targets that several of them share.
 
     Args:
-        studies: Tables.
+        studies: The tables.
         results: Folder of the results of all studies.
     """
     found: dict[str, list[bool | None]] = {}
@@ -189,13 +189,13 @@ def count_targets(studies: Sequence[Study], results: Path) -> list[str]:
 
 
 def pool(studies: Sequence[Study], results: Path, ours: str) -> list[str]:
-    """What our row is better than on average over tables with the same rows, once all of them are whole.
+    """Compare our row with the others on average over tables with the same rows, once all are complete.
 
     Runs of the same seed may share their first weights from table to table, so differences are averaged over tables,
     seed by seed, and the interval is over seeds.
 
     Args:
-        studies: Tables.
+        studies: The tables.
         results: Folder of the results of all studies.
         ours: Name of our row.
     """
@@ -207,7 +207,7 @@ def pool(studies: Sequence[Study], results: Path, ours: str) -> list[str]:
         or any(_lacking(study, values) for study, values in tables)
     ):
         return []
-    # Draws may have been added to one table and not to another.
+    # More draws may have been added to one table than to another.
     seeds = sorted(set.intersection(*(set(own) for _, values in tables for own in values.values())))
     means = {
         cell.name: {seed: sum(values[cell.name][seed] for _, values in tables) / len(tables) for seed in seeds}
@@ -239,10 +239,10 @@ def _frame(study: Study) -> tuple[Any, ...]:
 
 
 def overview(studies: Sequence[Study], results: Path, ours: str) -> Table:
-    """Tables at a glance: our row, what was known, what the mask adds, and which rows ours is better or worse than.
+    """Summarise tables: our row, published values, what the mask adds, and which rows ours is better or worse than.
 
     Args:
-        studies: Tables.
+        studies: The tables.
         results: Folder of the results of all studies.
         ours: Name of our row.
     """

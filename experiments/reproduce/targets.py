@@ -1,4 +1,4 @@
-"""Values that are known beforehand: which of them a row reaches."""
+"""Known values that rows should reach."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Target:
-    """That the mean of a cell reaches a known value.
+    """A known value that the mean of a cell should reach.
 
     Args:
         cell: Name of the cell.
-        value: The value, as printed, with its standard deviation where one is published: "78.6 ± 3.4".
-        source: What value it is; targets of several tables with the same source are counted together.
-        within_deviation: Whether one of its standard deviations below it is enough.
+        value: The value as printed, with its standard deviation if one is published: "78.6 ± 3.4".
+        source: What the value is; targets of several tables with the same source are counted together.
+        within_deviation: Whether one standard deviation below the value is enough.
     """
 
     cell: str
@@ -30,22 +30,22 @@ class Target:
 
     @property
     def least(self) -> float:
-        """The least mean that reaches it."""
+        """The lowest mean that reaches the value."""
         mean, deviation = published(self.value) or (math.nan, None)
         return mean - (deviation or 0.0) if self.within_deviation else mean
 
     @property
     def name(self) -> str:
-        """What is to be reached."""
+        """Description of the target."""
         return ("within one standard deviation of, or above, " if self.within_deviation else "at least ") + self.source
 
     def reached(self, values: Collection[float], count: int) -> bool | None:
-        """Whether the mean of these values reaches it; None as long as there are fewer than ``count``."""
+        """Whether the mean of these values reaches the target; None if there are fewer than ``count`` values."""
         return None if len(values) < count else sum(values) / len(values) >= self.least
 
 
 def published(value: str) -> tuple[float, float | None] | None:
-    """The mean and the standard deviation of a value as printed; None where it is not one number.
+    """Parse the mean and standard deviation of a value as printed; None if it is not a single number.
 
     Example:
         >>> published("78.6 ± 3.4"), published("81.5"), published("OOM"), published("0.741, 0.699")

@@ -1,4 +1,4 @@
-"""A look at the installation, and a self-test of two seconds."""
+"""Checks of the installation, and a self-test of two seconds."""
 
 from __future__ import annotations
 
@@ -20,8 +20,12 @@ _PACKAGES = ("torch", "numpy", "scipy", "numba", "tyro", "cattrs")
 Finding = tuple[str, str, bool]
 
 
-def examine() -> Iterator[Finding]:
-    """What is installed and whether it works: names, findings, and whether they are good."""
+def examine(warm_up: bool = False) -> Iterator[Finding]:
+    """Check what is installed and whether it works; yield names, findings, and whether they are good.
+
+    Args:
+        warm_up: Also compile the kernels that usual calls need.
+    """
     yield "topomask", tm.__version__, True
     yield "Python", f"{platform.python_version()} on {platform.system()} {platform.machine()}", True
     for name in _PACKAGES:
@@ -33,7 +37,9 @@ def examine() -> Iterator[Finding]:
     yield "devices", f"cpu, {torch.cuda.get_device_name()}" if torch.cuda.is_available() else "cpu", True
     yield "kernels on the CPU", _kernels(), True
     yield "data root", _root(), True
-    # Kernels are compiled when they are first used, and kept for the next time.
+    if warm_up:
+        yield from _warm_up()
+    # Kernels compile on first use, and are cached on disk.
     for name, test in (("walks", _test_walks), ("attention", _test_attention), ("gradients", _test_gradients)):
         yield _tried(f"self-test: {name}", test)
 
@@ -49,16 +55,33 @@ def _kernels() -> str:
     return "Numba" if compiled(torch.empty(0)) else "pure torch (Numba is missing or TOPOMASK_BACKEND=reference)"
 
 
+def _warm_up() -> Iterator[Finding]:
+    if not compiled(torch.empty(0)):
+        yield "warm-up", f"nothing to compile: the kernels are {_kernels()}", True
+        return
+    from topomask.warm_up import warm_up
+
+    try:
+        found = warm_up()
+    # Report any failure, and run the self-tests.
+    except Exception as problem:
+        yield "warm-up", f"FAILED: {type(problem).__name__}: {problem}", False
+        return
+    counts = f"{found.num_compiled} kernels compiled, {found.num_cached} from the cache"
+    yield "warm-up", f"{counts}, {found.seconds:.1f} s", True
+    yield "kernel cache", found.cache or "none: no folder is writable, so every process compiles again", True
+
+
 def _root() -> str:
     root = data_root()
-    return str(root) if root.is_dir() else f"{root} (not there yet; set TOPOMASK_DATA to use another)"
+    return str(root) if root.is_dir() else f"{root} (does not exist yet; set TOPOMASK_DATA to use another)"
 
 
 def _tried(name: str, test: Callable[[], float]) -> Finding:
     start = time.perf_counter()
     try:
         error = test()
-    # Whatever goes wrong is what the doctor is for.
+    # Report any failure.
     except Exception as problem:
         return name, f"FAILED: {type(problem).__name__}: {problem}", False
     took = time.perf_counter() - start
@@ -71,7 +94,7 @@ def _inputs() -> tuple[tm.WalkMask, torch.Tensor]:
 
 
 def _test_walks() -> float:
-    """On directed lists of 3 neighbours, 27 repelling walkers of 3 hops take every walk: the estimate is exact."""
+    """On directed 3-neighbour lists, 27 repelling walkers of 3 hops take every walk, so the estimate is exact."""
     points = torch.rand(60, 3, generator=torch.Generator().manual_seed(0)).numpy()
     graph = tm.knn_graph(points, k=3, directed=True)
     f = torch.tensor([1.0, 0.7, 0.5, 0.3])

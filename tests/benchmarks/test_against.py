@@ -49,7 +49,7 @@ def test_nothing_is_timed_where_answers_differ_or_a_version_fails():
 
 def test_cases_are_selected_by_how_they_begin():
     assert against.case_names(["small call"]) == ["small call: frozen", "small call: forward + backward"]
-    with pytest.raises(SystemExit, match="No case begins with 'tiny'"):
+    with pytest.raises(SystemExit, match="No case starts with 'tiny'"):
         against.case_names(["tiny"])
 
 

@@ -20,7 +20,7 @@ def test_ratio_is_of_medians_with_quartiles_of_single_repeats():
 def test_another_answer_is_refused_by_name():
     expected = torch.ones(3)
     measure.check_same("fine", expected + 1e-6, expected)
-    with pytest.raises(AssertionError, match="wrong way gives another answer"):
+    with pytest.raises(AssertionError, match="wrong way gives a different result than the reference"):
         measure.check_same("wrong way", expected + 0.1, expected)
     with pytest.raises(AssertionError):
         measure.check_same("no number", expected * torch.nan, expected)

@@ -178,16 +178,17 @@ def test_every_verb_says_how_it_goes_on(verb, home, monkeypatch, capsys):
     def stop(*arguments):
         raise KeyboardInterrupt
 
+    home, _, function = home.partition(":")
     module = importlib.import_module(f"topomask.cli.{home}")
     if hasattr(module, "command"):
         monkeypatch.setattr(module, "command", lambda arguments: stop)
     else:
-        monkeypatch.setattr(module, "run", lambda: stop())
+        monkeypatch.setattr(module, function or "run", lambda: stop())
     with pytest.raises(SystemExit) as stopped:
         cli.main([verb])
     told = {
-        "train": "Stopped. What was saved is whole; the same command goes on with --resume.",
-        "reproduce": "Stopped. What was saved is whole; the same command goes on where it was.",
+        "train": "Stopped. Saved checkpoints are intact; run the same command with --resume to continue.",
+        "reproduce": "Stopped. Saved results are intact; run the same command again to continue.",
     }
     assert stopped.value.code == 130
     assert capsys.readouterr().err == told.get(verb, "Stopped.") + "\n"

@@ -1,7 +1,10 @@
+import re
+from pathlib import Path
+
 import pytest
 
 import topomask as tm
-from topomask import checkup
+from topomask import checkup, warm_up
 from topomask.cli import main
 
 
@@ -31,3 +34,25 @@ def test_a_self_test_that_fails_is_told_and_the_others_still_run(monkeypatch, ca
     assert message in lines[1]
     assert " ok, error " in lines[0]
     assert " ok, error " in lines[2]
+
+
+def test_warm_up_shows_its_calls_and_where_the_cache_is(monkeypatch, capsys):
+    calls = [(name, lambda: tm.random_walks(tm.path_graph(4))) for name in ("one", "two")]
+    monkeypatch.setattr(warm_up, "usual_calls", lambda: calls)
+    main(["doctor", "--warm-up"])
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if line.startswith(("1/2", "2/2"))] == ["1/2  one", "2/2  two"]
+    (found,) = [line for line in lines if line.startswith("warm-up ")]
+    assert re.search(r" \d+ kernels compiled, \d+ from the cache, \d+\.\d s$", found)
+    (cache,) = [line for line in lines if line.startswith("kernel cache ")]
+    assert Path(cache.removeprefix("kernel cache").strip()).is_dir()
+
+
+def test_a_warm_up_that_fails_is_told_and_the_self_tests_still_run(monkeypatch, capsys):
+    monkeypatch.setattr(warm_up, "usual_calls", lambda: [("broken", _broken)])
+    with pytest.raises(SystemExit) as stop:
+        main(["doctor", "--warm-up"])
+    assert stop.value.code == 1
+    out = capsys.readouterr().out
+    assert "FAILED: RuntimeError: the kernel is gone" in out
+    assert out.count(" ok, error ") == 3

@@ -50,10 +50,10 @@ def test_what_is_no_run_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "is damaged: it is not JSON"),
-        ('{"recipe": "dig', "is damaged: it is not JSON"),
-        ("[]", "names no recipe"),
-        ('{"recipe": 3}', "names no recipe"),
+        ("", "is damaged: it is not valid JSON"),
+        ('{"recipe": "dig', "is damaged: it is not valid JSON"),
+        ("[]", "does not name a recipe"),
+        ('{"recipe": 3}', "does not name a recipe"),
         ('{"recipe": "digitz"}', "Did you mean digits?"),
         ('{"recipe": "digits"}', "missing: train, data, label_smoothing"),
     ],
@@ -72,4 +72,4 @@ def test_checkpoints_that_are_damaged_or_gone_are_named(trained, tmp_path):
     last.write_bytes(last.read_bytes()[:-9])
     assert f"{last} is damaged" in refused(run)
     shutil.rmtree(run / "checkpoints")
-    assert f"There is no checkpoint of a run in {run}" in refused(run)
+    assert f"There is no checkpoint in {run}" in refused(run)

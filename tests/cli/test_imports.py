@@ -21,7 +21,7 @@ OTHERS = {
     "masks": tuple({entry.module for entry in MASKS.values()} - {"walk"}),
     "nn": ("graph_convolution", "message_passing", "readout", "sparse_rows", "stochastic_position"),
     "train": ("graph_tasks",),
-    "cli": ("bench", "demo", "doctor", "evaluate", "listing", "mask", "predict", "reproduce"),
+    "cli": ("checkout", "doctor", "listing", "mask", "reproduce", "trained"),
 }
 TRAIN = """
 import json, sys, tempfile

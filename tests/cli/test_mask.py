@@ -82,7 +82,7 @@ def test_without_matplotlib_the_message_says_what_to_install(monkeypatch):
     for name in [name for name in sys.modules if name.split(".")[0] == "matplotlib"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(SystemExit, match=r"need matplotlib.*topomask\[plot\]"):
+    with pytest.raises(SystemExit, match=r"needs matplotlib.*topomask\[plot\]"):
         main(["mask", "walk", "--graph", "path:4"])
 
 

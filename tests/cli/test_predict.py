@@ -72,8 +72,8 @@ def test_particles_are_followed(runs, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"positions": np.ones((20, 2))}, "does not suit the model: `positions` and `features` must have shapes"),
-        ({"features": np.ones((19, 6))}, "does not suit the model"),
+        ({"positions": np.ones((20, 2))}, "does not fit the model: `positions` and `features` must have shapes"),
+        ({"features": np.ones((19, 6))}, "does not fit the model"),
         ({"positions": np.full((20, 3), np.nan)}, "must be finite"),
         ({"positions": np.array(["here"])}, "cannot be read"),
         ({"positions": np.ones((20, 3)) * 1j}, "cannot be read"),
@@ -123,7 +123,7 @@ def test_pictures_and_videos_that_cannot_be_read_are_named(runs, tmp_path):
         ("digits", ["--top", 0], "`top` and `steps` must be at least 1"),
         ("particles", ["--steps", 0], "`top` and `steps` must be at least 1"),
         ("digits", ["--output", "out.npz"], "`output` is for particles"),
-        ("particles", ["again.npz", "--output", "out.npz"], "`output` is one file, but there are 2"),
+        ("particles", ["again.npz", "--output", "out.npz"], "`output` is a single file, but there are 2"),
     ],
 )
 def test_options_that_cannot_be_obeyed_are_refused(runs, tmp_path, recipe, options, message):
@@ -155,7 +155,7 @@ def test_models_of_graphs_read_no_files(tmp_path, capsys, monkeypatch):
     assert f"topomask eval {tmp_path / 'run'}" in out
     assert "predict" not in out, "what cannot be asked is not suggested"
     message = refused(tmp_path / "run", tmp_path / "graph.npz")
-    assert "the model of this run, of recipe 'motif', takes graphs" in message
+    assert "the model of recipe 'motif' takes graphs" in message
     assert "load_run" in message
     main(["train", "digits", "--output", str(tmp_path / "digits"), "--train.steps=1", *SMALL["digits"]])
     assert f"topomask predict {tmp_path / 'digits'} FILE" in capsys.readouterr().out

@@ -63,7 +63,7 @@ def test_own_fields_need_own_folders(tmp_path, monkeypatch, given):
     """Otherwise runs that do not count would stand in the way of those that do."""
     monkeypatch.chdir(tmp_path)
     options = [part for name in given for part in (name, str(tmp_path / "own"))]
-    assert "pass folders of your own" in refused("reproduce", "digits", "--train.steps", "1", *options)
+    assert "need folders of their own. Pass --results" in refused("reproduce", "digits", "--train.steps", "1", *options)
     assert not list(tmp_path.iterdir())
 
 
@@ -76,14 +76,14 @@ def test_own_fields_need_own_folders(tmp_path, monkeypatch, given):
         (["digits", "--seeds", "0", "--show"], "Leave out --only and --seeds"),
         (["digits", "--train.seed", "7"], "`train.seed` cannot be set"),
         (["digits", "--model.attention", "linear"], "`model.attention` cannot be set"),
-        (["digits", "--seeds", "one"], "`--seeds` must be whole numbers with commas between them"),
+        (["digits", "--seeds", "one"], "`--seeds` must be integers separated by commas"),
         (["digits", "--seeds", "-1"], "`seed` must be in [0, 2**63), but is -1"),
         (["digits", "--threads", "0"], "`--threads` must be at least 1"),
         (["digits", "--train.stpes", "3"], "Did you mean --train.steps?"),
         (["digits", "--onyl", "grf"], "There is no option --onyl. Did you mean --only?"),
-        (["fig3", "--train.steps", "3"], "fig3 is computed as it is"),
-        (["theory", "--seeds", "1"], "theory is computed as it is"),
-        (["theory", "--only", "grf"], "theory is computed as it is"),
+        (["fig3", "--train.steps", "3"], "fig3 is computed without training, so it takes no fields, rows or seeds"),
+        (["theory", "--seeds", "1"], "theory is computed without training, so it takes no fields, rows or seeds"),
+        (["theory", "--only", "grf"], "theory is computed without training, so it takes no fields, rows or seeds"),
         (["fig3", "--show"], "has no result yet. Leave out --show"),
     ],
 )

@@ -123,7 +123,7 @@ def test_own_pictures_are_trained_on(tmp_path, capsys):
         (["--data.name", "particles", "--data.limit", "None"], "has no classes"),
         (
             ["--data.name", "moving-digits", "--data.limit", "None", "--data.num_videos", "2", "--data.size", "16"],
-            "Take a recipe for vid",
+            "Use a recipe for videos",
         ),
         (
             ["--data.name", "image-folder", "--data.limit", "None"],
@@ -132,7 +132,7 @@ def test_own_pictures_are_trained_on(tmp_path, capsys):
         (["--data.size", "16"], "data set 'digits' has no option `size`. It takes: limit, val_fraction."),
         (["--data.limit", "0"], "`limit` must lie between 1 and"),
         (["--data.batch_size", "0"], "`batch_size` must be at least 1"),
-        (["--train.device", "gpu"], "`device` must be a device of torch, such as 'cpu' or 'cuda', but is 'gpu'"),
+        (["--train.device", "gpu"], "`device` must be a torch device, such as 'cpu' or 'cuda', but is 'gpu'"),
         (["--start", "nowhere.safetensors"], "There is no checkpoint nowhere.safetensors"),
     ],
 )
@@ -195,14 +195,14 @@ def test_missing_folders_say_where_they_should_be(recipe, folder, tmp_path, monk
 def test_a_run_has_one_length(recipe, fields, tmp_path):
     message = refused("train", recipe, "--output", str(tmp_path / "run"), *fields)
     assert message.startswith("Error parsing config.train: `epochs` is ")
-    assert "but a run has one length. Set one of them and the other to None, as in --train.epochs None." in message
+    assert "but only one can be set. Set the other to None, as in --train.epochs None." in message
     assert not (tmp_path / "run").exists()
 
 
 def test_a_run_is_not_overwritten(run):
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     message = refused("train", "digits", "--output", str(run), "--train.steps", "4", *DIGITS)
-    assert f"{run} holds a run already" in message
+    assert f"{run} already contains a run" in message
     assert "--resume" in message
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
 
@@ -221,9 +221,9 @@ def test_a_damaged_checkpoint_is_named_and_an_older_one_taken(run, capsys):
     before = read_metrics(run / "metrics.jsonl")
     message = refused(*command)
     assert f"{damaged} is damaged" in message
-    assert "step-000000002.safetensors is the one before it" in message
+    assert "the one before it is step-000000002.safetensors" in message
     assert "--fallback" in message
-    with pytest.warns(UserWarning, match=r"step-000000004.safetensors is damaged.*set aside"):
+    with pytest.warns(UserWarning, match=r"step-000000004.safetensors is damaged.*renamed to \.damaged"):
         main([*command, "--fallback"])
     assert read_checkpoint(damaged).info["step"] == 4
     after = read_metrics(run / "metrics.jsonl")
@@ -245,8 +245,9 @@ def test_a_signal_saves_the_run_and_says_how_to_go_on(number, trained, tmp_path,
     monkeypatch.undo()
     assert stop.value.code == 128 + number
     saved, how = capsys.readouterr().err.splitlines()
-    assert saved.startswith(f"{number.name} at step 1 of 4: {folder / 'checkpoints' / 'step-000000001.safetensors'} is")
-    assert how == "Stopped. What was saved is whole; the same command goes on with --resume."
+    path = folder / "checkpoints" / "step-000000001.safetensors"
+    assert saved.startswith(f"{number.name} at step 1 of 4: saved {path}. ")
+    assert how == "Stopped. Saved checkpoints are intact; run the same command with --resume to continue."
     main([*command, "--resume"])
     lines = [read_metrics(path / "metrics.jsonl") for path in (trained, folder)]
     assert lines[0]

@@ -23,7 +23,7 @@ from safetensors.torch import load_file, save_file
 
 from helpers.small_runs import SMALL, write_picture
 from topomask.cli import main as topomask
-from topomask.train.checkpoint import _digest
+from topomask.train.checkpoint import digest
 
 SECONDS = 60
 # The row and fields of a study that take a second.
@@ -102,7 +102,7 @@ def damage_line(content: bytes, draw: random.Random) -> bytes:
 def write_header(path: Path, text: str, tensors: dict[str, torch.Tensor] | None = None) -> None:
     """Give a checkpoint another header, with the checksum that belongs to it."""
     tensors = load_file(path) if tensors is None else tensors
-    save_file(tensors, path, {"topomask": text, "digest": _digest(tensors, text)})
+    save_file(tensors, path, {"topomask": text, "digest": digest(tensors, text)})
 
 
 def read_header(path: Path) -> str:

@@ -58,7 +58,7 @@ def test_the_seed_decides_the_numbers(tmp_path):
 def test_a_run_is_resumed(tmp_path):
     experiment = TinyExperiment(recipe="tiny", train=training.CONFIG)
     before = experiment.run(tmp_path)
-    with pytest.raises(FileExistsError, match="holds a run already"):
+    with pytest.raises(FileExistsError, match="already contains a run"):
         experiment.run(tmp_path)
     (tmp_path / "checkpoints" / "step-000000028.safetensors").unlink()
     after = experiment.run(tmp_path, resume=True)

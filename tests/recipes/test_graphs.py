@@ -50,7 +50,7 @@ def test_a_seed_is_a_fold(tmp_path):
     assert (experiment.data.fold, experiment.train.seed) == (1, 1)
     sizes = [len(experiment.data.load(split)) for split in ("train", "val", "test")]
     assert sizes == [12, 6, 6]
-    with pytest.raises(ValueError, match=r"`data.fold` must lie in \[0, 2\), but is 2"):
+    with pytest.raises(ValueError, match=r"`data.fold` must be in \[0, 2\), but is 2"):
         experiment.with_seed(2).data.load("train")
 
 
@@ -90,7 +90,7 @@ def test_folds_of_another_name_are_not_passed_over(tmp_path, name):
     write_graphs(tmp_path)
     file = tmp_path / "splits" / "RINGS.json"
     file.rename(file.with_name(name))
-    with pytest.raises(ValueError, match=f"{name} looks like folds of RINGS, which are read from RINGS.json"):
+    with pytest.raises(ValueError, match=f"{name} looks like folds of RINGS, which must be in RINGS.json"):
         GraphData("RINGS", root=tmp_path).load("train")
 
 
@@ -144,7 +144,7 @@ def test_what_shapes_the_input_is_recorded(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match=r"Unrecognized options: --data\.version=1"):
         apply_overrides(experiment, ["--data.version=1"])
     old = replace(experiment, data=replace(experiment.data, version=0))
-    with pytest.raises(ValueError, match=r"`data.version` is 0: graphs and inputs of RINGS are made in another way"):
+    with pytest.raises(ValueError, match=r"`data.version` is 0, but graphs and inputs of RINGS now have version"):
         old.batches("test")
     with pytest.raises(ValueError, match=r"`max_degree` is 5, but only degree='one-hot' has it, not 'log'"):
         replace(experiment.data, degree="log", max_degree=5).load("train")
@@ -154,7 +154,7 @@ def test_motifs_record_the_version_of_their_generator(monkeypatch):
     before = numbers_config(motif().with_seed(0))
     monkeypatch.setattr("topomask.recipes.graphs.MOTIF_VERSION", 99)
     assert numbers_config(motif().with_seed(0)) != before
-    with pytest.raises(ValueError, match=r"`data.degree` is for sets of TUDataset, but cycle is a motif"):
+    with pytest.raises(ValueError, match=r"`data.degree` is for TUDataset, but cycle is a motif"):
         GraphData("cycle", degree="log").load("train")
 
 
@@ -208,7 +208,7 @@ def test_motifs_are_generated():
 
 
 def test_an_unknown_set_gets_the_nearest(tmp_path):
-    with pytest.raises(ValueError, match=r"no set of graphs 'PROTEIN'. Did you mean PROTEINS"):
+    with pytest.raises(ValueError, match=r"no graph data set 'PROTEIN'. Did you mean PROTEINS"):
         GraphData("PROTEIN", root=tmp_path).load("train")
     with pytest.raises(FileNotFoundError, match=r"PROTEINS\.zip"):
         GraphData("PROTEINS", root=tmp_path).load("train")

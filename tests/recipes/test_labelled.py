@@ -53,7 +53,9 @@ def test_only_training_examples_are_limited_and_augmented():
 def test_other_classes_than_in_training_are_refused():
     experiment = digits().fitted()
     other = replace(experiment, facts=replace(experiment.facts, classes=("a", "b")))
-    with pytest.raises(ValueError, match=r"classes of 'test' must be .* a, b \(2\), but are 0, 1, 2, 3, 4, ... \(10\)"):
+    with pytest.raises(
+        ValueError, match=r"classes of 'test' must be those of the model, a, b \(2\), but are 0, 1, 2, 3, 4, ... \(10\)"
+    ):
         other.batches("test")
 
 
@@ -78,8 +80,8 @@ def test_the_test_set_of_generated_videos_stays_whole():
 @pytest.mark.parametrize(
     ("experiment", "data", "message"),
     [
-        (digits(), LabelledData("moving-digits", num_videos=2, size=16), "holds videos. Take a recipe for videos"),
-        (moving_digits(), LabelledData("digits"), "holds pictures. Take a recipe for pictures"),
+        (digits(), LabelledData("moving-digits", num_videos=2, size=16), "contains videos. Use a recipe for videos"),
+        (moving_digits(), LabelledData("digits"), "contains pictures. Use a recipe for pictures"),
         (digits(), LabelledData("particles"), "'particles', which has no classes"),
         (digits(), LabelledData("digits", num_frames=3), "data set 'digits' has no option `num_frames`"),
         (digits(), LabelledData("digitz"), r"There is no data set 'digitz'\. Did you mean digits\?"),

@@ -74,7 +74,7 @@ def test_a_seed_is_a_split_where_there_are_several(tmp_path):
     write_nodes(tmp_path)
     experiment = replace(nodes(), data=NodeData("rings", root=tmp_path))
     assert [experiment.with_seed(seed).data.split for seed in range(2)] == [0, 1]
-    with pytest.raises(ValueError, match=r"Seeds of rings are its splits and must lie in \[0, 2\), but one is 2"):
+    with pytest.raises(ValueError, match=r"Seeds of rings select its splits and must be in \[0, 2\), but one is 2"):
         experiment.with_seed(2)
     assert [nodes().with_seed(seed).data.split for seed in range(3)] == [0, 0, 0]
     (batch,) = experiment.with_seed(1).batches("train")
@@ -94,7 +94,7 @@ def test_scaling_and_metric_are_settable_and_recorded(tmp_path):
 
 
 def test_an_unknown_set_gets_the_nearest(tmp_path):
-    with pytest.raises(ValueError, match=r"no set of nodes 'coraa'. Did you mean cora"):
+    with pytest.raises(ValueError, match=r"no node data set 'coraa'. Did you mean cora"):
         NodeData("coraa", root=tmp_path).load()
     with pytest.raises(FileNotFoundError, match=r"cora\.npz"):
         NodeData("cora", root=tmp_path).load()
@@ -103,7 +103,7 @@ def test_an_unknown_set_gets_the_nearest(tmp_path):
 def test_a_split_that_there_is_not_is_named(tmp_path):
     write_nodes(tmp_path)
     experiment = replace(nodes(), data=NodeData("rings", root=tmp_path, split=7))
-    with pytest.raises(ValueError, match=r"`data.split` must lie in \[0, \d+\), the splits of rings, but is 7"):
+    with pytest.raises(ValueError, match=r"`data.split` must be in \[0, \d+\), the splits of rings, but is 7"):
         experiment.batches("train")
 
 

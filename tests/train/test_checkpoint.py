@@ -106,7 +106,7 @@ def test_a_flipped_bit_is_found_wherever_it_is(saved):
 
 def test_other_files_are_refused(saved, monkeypatch):
     monkeypatch.setattr(checkpoint_module, "_FORMAT", 0)
-    with pytest.raises(CheckpointError, match="has format 1, and this version of topomask reads format 0"):
+    with pytest.raises(CheckpointError, match="has format 1, but this version of topomask reads format 0"):
         read_checkpoint(saved)
     save_file({"x": torch.ones(2)}, saved)
     with pytest.raises(CheckpointError, match="was not written by topomask"):
@@ -211,7 +211,7 @@ def test_only_tensors_are_saved(tmp_path):
         def get_extra_state(self):
             return {"any": "thing"}
 
-    with pytest.raises(CheckpointError, match=r"`model._extra_state` is a dict, and only tensors"):
+    with pytest.raises(CheckpointError, match=r"`model._extra_state` is a dict, but only tensors"):
         save_checkpoint(tmp_path / "odd.safetensors", Odd(1, 1))
 
 
@@ -245,7 +245,9 @@ def test_weights_that_do_not_fit_are_listed_and_change_nothing(saved):
     ):
         assert part in str(found.value)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-    with pytest.raises(ValueError, match=r"`except_prefix` is 'haed.', but the model has no such weights: attention"):
+    with pytest.raises(
+        ValueError, match=r"`except_prefix` is 'haed.', but no weights of the model start with it: attention"
+    ):
         load_weights(model, saved, except_prefix="haed.")
 
 

@@ -26,7 +26,7 @@ def test_roc_auc_is_that_of_scikit_learn(num_values):
 
 
 def test_roc_auc_needs_both_classes():
-    with pytest.raises(ValueError, match="must hold both classes, but hold 2 times 1 and 0 times 0"):
+    with pytest.raises(ValueError, match="must contain both classes, but contain 2 times 1 and 0 times 0"):
         roc_auc(torch.ones(2), torch.ones(2, dtype=torch.long))
 
 
@@ -34,14 +34,14 @@ def test_a_model_with_the_wrong_readout_is_named():
     found = graphs(4, 0)
     config = GraphTransformerConfig.preset("linear", in_features=1, num_classes=2, dim=8, num_heads=2)
     with pytest.raises(
-        ValueError, match=r"must give one row per graph, 2, but gave \d+. Take a model with readout='mean'"
+        ValueError, match=r"must return one row per graph, 2, but returned \d+. Use a model with readout='mean'"
     ):
         GraphClassification().loss(config.build(), found.batch([0, 1]))
     graph = tm.path_graph(3)
     masks = {split: torch.arange(3)[None] == k for k, split in enumerate(("train", "val", "test"))}
     nodes = NodeSet("three", graph, torch.ones(3, 1), torch.tensor([0, 1, 1]), 2, masks)
     with pytest.raises(
-        ValueError, match=r"must give one row per node, 3, but gave 1. Take a model with readout='node'"
+        ValueError, match=r"must return one row per node, 3, but returned 1. Use a model with readout='node'"
     ):
         NodeClassification().loss(replace(config, readout="mean").build(), nodes.batch("train"))
 
@@ -109,7 +109,7 @@ def test_nodes_are_learnt_beyond_what_their_features_say(metric, tmp_path):
 def test_scores_that_are_no_numbers_have_no_area_and_no_model_is_best_by_them(tmp_path):
     labels = torch.tensor([0, 0, 1, 1])
     assert roc_auc(torch.tensor([0.1, torch.nan, 0.2, 0.3]), labels).isnan()
-    with pytest.raises(ValueError, match="`labels` must be 0 or 1, but hold 2"):
+    with pytest.raises(ValueError, match="`labels` must be 0 or 1, but contain 2"):
         roc_auc(torch.rand(4), labels + 1)
 
     class Broken(GraphClassification):

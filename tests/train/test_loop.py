@@ -78,7 +78,7 @@ def test_a_new_head_is_fine_tuned_from_a_checkpoint(done, tmp_path):
 
 
 def test_the_last_checkpoint_is_found_where_nothing_was_evaluated(tmp_path):
-    with pytest.raises(FileNotFoundError, match="no checkpoint of a run in"):
+    with pytest.raises(FileNotFoundError, match="There is no checkpoint in"):
         find_checkpoint(tmp_path)
     training.run(tmp_path, replace(training.CONFIG, epochs=None, steps=6), valid=None)
     assert find_checkpoint(tmp_path).name == "step-000000006.safetensors"
@@ -184,11 +184,11 @@ class Faulty(Classification):
         (
             "loss",
             6,
-            r"step 6 \(epoch 0, batch 6, learning rate 0.02\): the loss is inf, and .* the loss itself is at fault",
+            r"step 6 \(epoch 0, batch 6, learning rate 0.02\): the loss is inf, and .* the fault is in the loss itself",
         ),
         ("gradient", 9, r"step 9 \(epoch 1, batch 2, .*first gradient that is not finite is that of `head.bias`"),
         ("weight", 5, r"step 6 \(.*: the loss is nan, and the first weights that are not finite .* `norm.bias`"),
-        ("layer", 6, r"step 6 \(.*: the loss is nan, and the first output .* is that of the layer `attention.value`"),
+        ("layer", 6, r"step 6 \(.*: the loss is nan, and the first output .* is that of layer `attention.value`"),
         # Found before the checkpoint is written.
         ("weight", 7, r"step 8 \(epoch 1, batch 1\): the first weights that are not finite .* `norm.bias`"),
     ],
@@ -197,7 +197,7 @@ def test_numbers_that_are_not_finite_stop_the_run(how, step, message, tmp_path):
     checkpoint = tmp_path / "checkpoints" / f"step-{step // 4 * 4:09d}.safetensors"
     with pytest.raises(NonFiniteError, match=message) as found:
         training.run(tmp_path, task=Faulty(step, how), valid=None)
-    assert f"The last checkpoint, {checkpoint}, is whole" in str(found.value)
+    assert f"The last checkpoint, {checkpoint}, is intact" in str(found.value)
     assert max((tmp_path / "checkpoints").iterdir()) == checkpoint
     assert all(value.isfinite().all() for value in read_checkpoint(checkpoint).weights.values())
 
@@ -205,7 +205,7 @@ def test_numbers_that_are_not_finite_stop_the_run(how, step, message, tmp_path):
 def test_a_batch_that_is_not_finite_is_named(tmp_path):
     data = [*training.make_data().epoch(0)]
     data[2][0][5, 0, 1] = float("nan")
-    message = r"step 2 .*the loss is nan, and tensor 0 of the batch .* not finite, first in its example 5\. There is no"
+    message = r"step 2 .*the loss is nan, and tensor 0 of the batch .* not finite, first in example 5\. There is no"
     with pytest.raises(NonFiniteError, match=message):
         training.run(tmp_path, data=data)
 
@@ -317,7 +317,9 @@ def test_data_that_is_not_as_it_says_is_refused(tmp_path):
 def test_an_unknown_monitor_is_refused(tmp_path):
     task = Classification()
     task.monitor = "acuracy"
-    with pytest.raises(ValueError, match="`monitor` is 'acuracy', but the task gives loss, accuracy"):
+    with pytest.raises(
+        ValueError, match="`monitor` must be a metric of the task, one of loss, accuracy, but is 'acuracy'"
+    ):
         training.run(tmp_path, task=task)
 
 
@@ -350,7 +352,7 @@ def test_tasks_refuse_what_they_cannot_do():
         Classification(label_smoothing=1.0)
     with pytest.raises(ValueError, match="so that nothing is broadcast"):
         Regression().loss(nn.Identity(), (torch.ones(3, 1), torch.ones(3)))
-    with pytest.raises(ValueError, match=r"holds no tensor. Override Classification.size"):
+    with pytest.raises(ValueError, match=r"contains no tensor. Override Classification.size"):
         Classification().size(("a", 3))
     assert Classification().size({"name": "a", "x": [torch.ones(4, 2)]}) == 4
 

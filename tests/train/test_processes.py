@@ -107,12 +107,12 @@ def test_a_signal_to_one_process_stops_all_at_the_same_step(shared):
 def test_what_cannot_go_on_stops_in_all_processes(shared):
     for rank in (0, 1):
         different, faulty, listed, uneven, taken = (shared / f"messages {rank}").read_text().splitlines()
-        assert "The 2 processes have built different models" in different
+        assert "The 2 processes built different models" in different
         assert "step 2 (epoch 0, batch 2" in faulty
         assert "the loss is nan" in faulty
         assert "data must have a method shard(rank, world_size), but list has none" in listed
-        assert "The 2 processes have [7, 6] batches per epoch" in uneven
-        assert "holds a run already" in taken
+        assert "The 2 processes must have equally many batches per epoch, but have [7, 6]" in uneven
+        assert "already contains a run" in taken
 
 
 def test_a_run_goes_on_with_another_number_of_processes(shared, tmp_path, capsys):
@@ -124,7 +124,7 @@ def test_a_run_goes_on_with_another_number_of_processes(shared, tmp_path, capsys
 
 def test_a_device_that_is_missing_is_named(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(ValueError, match="`device` is 'cuda', but torch finds none"):
+    with pytest.raises(ValueError, match="`device` is 'cuda', but torch finds no CUDA device"):
         join_processes("cuda")
     assert join_processes("auto").device.type == "cpu"
 
@@ -133,5 +133,5 @@ def test_a_precision_that_the_device_does_not_have_is_refused(monkeypatch):
     check_precision("bfloat16", torch.device("cpu"))
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: False)
     check_precision("float32", torch.device("cuda"))
-    with pytest.raises(ValueError, match="`precision` is 'bfloat16', but this CUDA device does not have it"):
+    with pytest.raises(ValueError, match="`precision` is 'bfloat16', but this CUDA device does not support it"):
         check_precision("bfloat16", torch.device("cuda"))

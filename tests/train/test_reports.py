@@ -130,7 +130,7 @@ def test_plots_are_pictures(tmp_path):
     pictures = plot_run(tmp_path, result.model)
     assert [path.name for path in pictures] == ["loss.png", "accuracy.png", "modulation.png"]
     assert all(path.read_bytes().startswith(b"\x89PNG") and path.stat().st_size > 5000 for path in pictures)
-    with pytest.raises(ValueError, match="no mask with a learnt modulation"):
+    with pytest.raises(ValueError, match="no mask with a learnt modulation, so there is nothing to plot"):
         plot_modulations(nn.Linear(1, 1), tmp_path / "none.png")
     assert plot_run(tmp_path, nn.Linear(1, 1)) == pictures[:2]
 

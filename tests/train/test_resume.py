@@ -82,12 +82,12 @@ def test_resuming_a_run_that_is_done_does_nothing(whole):
 
 
 def test_a_folder_with_a_run_is_not_overwritten(whole, tmp_path):
-    with pytest.raises(FileExistsError, match=r"holds a run already. Pass resume=True"):
+    with pytest.raises(FileExistsError, match=r"already contains a run. Pass resume=True"):
         training.run(whole)
     # A run whose metrics were removed is one too.
     run = shutil.copytree(whole, tmp_path / "run")
     (run / "metrics.jsonl").unlink()
-    with pytest.raises(FileExistsError, match="holds a run already"):
+    with pytest.raises(FileExistsError, match="already contains a run"):
         training.run(run)
 
 
@@ -119,8 +119,8 @@ def test_lines_that_are_cut_are_said(tmp_path, capsys):
     said = capsys.readouterr().out.splitlines()[0]
     # Step 18 has a line of training, and the last checkpoint is of step 16.
     assert said == (
-        "Going on from step 16. Lines cut from metrics.jsonl: 1 beyond that step, which are written again; 1 that are "
-        "not whole."
+        "Resuming from step 16. Lines removed from metrics.jsonl: 1 after that step, which will be written again; "
+        "1 incomplete."
     )
 
 
@@ -155,8 +155,9 @@ def test_a_damaged_checkpoint_is_an_error_unless_told_otherwise(whole, tmp_path)
     with pytest.raises(CheckpointError) as found:
         training.run(tmp_path, resume=True)
     assert "step-000000016.safetensors is damaged or cut short" in str(found.value)
-    assert "Pass fallback=True to go on from an older one; step-000000012.safetensors is the one" in str(found.value)
-    with pytest.warns(UserWarning, match=r"It is set aside; step-000000012"):
+    assert "Pass fallback=True (--fallback on the command line) to continue from an older" in str(found.value)
+    assert "checkpoint; the one before it is step-000000012.safetensors" in str(found.value)
+    with pytest.warns(UserWarning, match=r"It was renamed to \.damaged; the one before it is step-000000012"):
         training.run(tmp_path, resume=True, fallback=True)
     (tmp_path / "checkpoints" / "step-000000016.damaged").unlink()
     training.assert_same_run(whole, tmp_path)
@@ -166,7 +167,7 @@ def test_what_changes_the_rounding_is_said(whole, tmp_path, capsys, monkeypatch)
     monkeypatch.setattr("topomask.train.running.versions", lambda: {"torch": "0.1"})
     training.run(shutil.copytree(whole, tmp_path / "run"), replace(training.CONFIG, progress=True), resume=True)
     said = capsys.readouterr().out
-    assert "Going on from step 28. Numbers may differ from those of an unbroken run: torch " in said
+    assert "Resuming from step 28. Results may differ from those of an uninterrupted run: torch " in said
     assert "is now 0.1" in said
 
 
@@ -179,7 +180,7 @@ def test_all_that_changes_the_numbers_is_said(whole, tmp_path, capsys, monkeypat
     said = capsys.readouterr().out
     before = versions()
     changes = [f"{name} {before[name]} is now {now.get(name, 'missing')}" for name in ("scipy", "costs", "numba")]
-    assert f"unbroken run: {', '.join(changes)}." in said
+    assert f"uninterrupted run: {', '.join(changes)}." in said
 
 
 def test_the_constants_of_the_planner_are_told_apart(monkeypatch):
@@ -210,7 +211,7 @@ def test_a_checkpoint_of_an_earlier_version_is_gone_on_from(tmp_path, capsys, wh
 
     change_info(tmp_path / "checkpoints" / "step-000000016.safetensors", age)
     training.run(tmp_path, replace(training.CONFIG, progress=True), resume=True)
-    assert "Numbers may differ" not in capsys.readouterr().out
+    assert "Results may differ" not in capsys.readouterr().out
     assert read_metrics(tmp_path / "metrics.jsonl")[-1]["loss"] == read_metrics(whole / "metrics.jsonl")[-1]["loss"]
 
 
@@ -220,12 +221,12 @@ def test_a_checkpoint_of_an_earlier_version_is_gone_on_from(tmp_path, capsys, wh
         (
             training.CONFIG,
             training.make_data(64),
-            "7 steps per epoch, where there are 8 now, and 28 steps in all, where there are 32 now: the data, the",
+            "7 steps per epoch, but there are 8 now, and 28 steps in total, but there are 32 now: the data, the",
         ),
         (
             replace(training.CONFIG, epochs=None, steps=20),
             training.make_data(batch_size=4),
-            "7 steps per epoch, where there are 13 now: the data, the batch size or the number of processes changed",
+            "7 steps per epoch, but there are 13 now: the data, the batch size or the number of processes changed",
         ),
     ],
 )
@@ -269,7 +270,7 @@ def test_a_folder_is_for_one_process_at_a_time(held, resume):
     unfinished = [folder / "checkpoints" / name for name in (".step-000000004.safetensors.1.tmp", ".tmpCj6ftg")]
     for path in unfinished:
         path.touch()
-    with pytest.raises(FolderInUse, match=r"Another process is training in .*run. Wait until it is done"):
+    with pytest.raises(FolderInUse, match=r"Another process is training in .*run. Wait for it to finish"):
         training.run(folder, resume=resume)
     assert all(path.exists() for path in unfinished), "they may be the other's"
     assert not (folder / "metrics.jsonl").exists()

@@ -43,7 +43,7 @@ def test_a_signal_saves_the_step_and_the_run_goes_on_to_the_same_numbers(number,
         assert stop.value.code == 143
     saved = tmp_path / "checkpoints" / f"step-{step + 1:09d}.safetensors"
     assert read_checkpoint(saved).info["step"] == step + 1
-    message = f"{number.name} at step {step + 1} of 28: {saved} is written. Pass resume=True to go on from it.\n"
+    message = f"{number.name} at step {step + 1} of 28: saved {saved}. Pass resume=True to continue.\n"
     assert capsys.readouterr().err == message
     assert handlers() == before
     training.run(tmp_path, resume=True)

@@ -74,7 +74,7 @@ def test_the_length_of_a_run_is_in_epochs_or_in_steps():
     assert TrainConfig().total_steps(7) == 70
     assert TrainConfig(epochs=3).total_steps(7) == 21
     assert TrainConfig(steps=5).total_steps(7) == 5
-    with pytest.raises(ValueError, match="`epochs` is 3 and `steps` is 5, but a run has one length"):
+    with pytest.raises(ValueError, match=r"`epochs` is 3 and `steps` is 5, but only one can be set\. Set the other to"):
         TrainConfig(epochs=3, steps=5)
 
 

@@ -1,4 +1,4 @@
-"""The command line: thin verbs, which import what they need when they run, and what they say when they cannot."""
+"""The command line: thin verbs, which import what they need when they run, and one-line error messages."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ import topomask
 from topomask.support.config import UsageError, read_arguments
 from topomask.support.near_names import did_you_mean
 
-# Every verb: its module, and what it does. Only the module of the verb that is asked for is imported. Its function
-# `run` is read by tyro, or `command` reads the words; `GO_ON` says how to go on once it was stopped, where it can be.
+# Module (and function, by default `run`) and description of every verb. The module is imported when its verb runs; tyro
+# parses the arguments, unless the module has a function `command` that does. `GO_ON` says how to continue.
 VERBS = {
-    "demo": ("demo", "a tour of two minutes with a report (from a checkout)"),
-    "train": ("train", "train by a recipe"),
-    "eval": ("evaluate", "evaluate a model that was trained"),
-    "predict": ("predict", "classify pictures and videos, follow particles"),
-    "reproduce": ("reproduce", "tables and figures of the papers (from a checkout)"),
+    "demo": ("checkout:demo", "two-minute tour with a report (from a checkout)"),
+    "train": ("train", "train a recipe"),
+    "eval": ("trained:evaluate", "evaluate a trained model"),
+    "predict": ("trained:predict", "classify pictures and videos, predict the motion of particles"),
+    "reproduce": ("reproduce", "reproduce tables and figures of the papers (from a checkout)"),
     "mask": ("mask", "draw a mask on a graph"),
-    "bench": ("bench", "run benchmarks (from a checkout)"),
-    "doctor": ("doctor", "versions, backends and a self-test"),
-    "list": ("listing", "recipes, kinds of attention, data sets, masks, graphs, studies"),
+    "bench": ("checkout:bench", "run benchmarks (from a checkout)"),
+    "doctor": ("doctor", "show versions and backends, run a self-test, compile kernels ahead"),
+    "list": ("listing", "list recipes, kinds of attention, data sets, masks, graphs, studies"),
 }
 
-# Letters of an error that are shown.
+# Longest error message to print, in characters.
 _MAX_LINE = 1500
 
 
@@ -48,24 +48,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
             if verb not in VERBS:
                 found = f"There is no verb {verb!r}.{did_you_mean(verb, VERBS, quote=str)}" if verb else "Name a verb."
                 raise UsageError(f"{found} Verbs: {', '.join(VERBS)}. Run topomask --help.")
-            module = importlib.import_module(f"topomask.cli.{VERBS[verb][0]}")
-            if hasattr(module, "command"):
-                command = module.command(rest)
-            else:
-                command = parse(module.run, rest, f"topomask {verb}")
+            home, _, function = VERBS[verb][0].partition(":")
+            module = importlib.import_module(f"topomask.cli.{home}")
+            own = getattr(module, "command", None)
+            command = own(rest) if own else parse(getattr(module, function or "run"), rest, f"topomask {verb}")
         with plain_failures(getattr(module, "GO_ON", "")):
             command()
 
 
 def parse(run: Callable[..., Any], arguments: Sequence[str], prog: str, **how: Any) -> Any:
-    """A function with its arguments from the command line, to be called.
-
-    Args:
-        run: The function.
-        arguments: Words of the command line.
-        prog: The words before them.
-        how: More options of tyro.
-    """
+    """Bind a function to its arguments from the command line, without calling it; ``how`` are options of tyro."""
     from tyro.conf import FlagCreatePairsOff, PositionalMetavarFromFieldName
 
     @functools.wraps(run)
@@ -78,19 +70,16 @@ def parse(run: Callable[..., Any], arguments: Sequence[str], prog: str, **how: A
 
 @contextmanager
 def plain_failures(go_on: str = "") -> Iterator[None]:
-    """Turn errors that a user can fix into one line, without a traceback; all others stay as they are.
+    """Print errors that a user can fix as one line without a traceback, and exit; other errors are raised.
 
-    With the environment variable ``TOPOMASK_DEBUG=1``, all do. A command line that cannot be read ends with status 2;
-    SIGINT (Ctrl-C) and SIGTERM end with the status that shells give them, 130 and 143.
-
-    Args:
-        go_on: How to go on once it was stopped, where it can be.
+    With the environment variable ``TOPOMASK_DEBUG=1``, all errors are raised. The exit status is 2 for an invalid
+    command line, and 130 and 143 for SIGINT (Ctrl-C) and SIGTERM, as in shells. ``go_on`` says how to continue.
     """
     try:
         with _terminable():
             yield
     except BrokenPipeError:
-        # Whoever read the output has had enough. Python would complain once more when it closes the pipe.
+        # The reader closed the pipe, as head does. Without this, Python prints another error at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(0) from None
     except (ValueError, OSError, ModuleNotFoundError) as error:
@@ -101,7 +90,7 @@ def plain_failures(go_on: str = "") -> Iterator[None]:
         print(_message(error), file=sys.stderr)
         raise SystemExit(2) from None
     except (RuntimeError, ArithmeticError) as error:
-        # Checkpoints that do not fit, and losses that are not finite, explain themselves; others are faults.
+        # Our own errors, such as a checkpoint that does not fit, explain themselves; others are bugs.
         if _debugs() or not type(error).__module__.startswith("topomask."):
             raise
         raise SystemExit(_message(error)) from None
@@ -114,20 +103,19 @@ def plain_failures(go_on: str = "") -> Iterator[None]:
 
 
 class _Terminated(BaseException):
-    """SIGTERM, as KeyboardInterrupt is SIGINT."""
+    """Raised on SIGTERM, like KeyboardInterrupt on SIGINT."""
 
 
 @contextmanager
 def _terminable() -> Iterator[None]:
-    """Turn SIGTERM into an error, so that it ends what is under way in order; a second one ends the process at once."""
+    """Raise an error on SIGTERM, for a clean exit; a second SIGTERM ends the process at once."""
     ours = threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
-
     process = os.getpid()
 
     def terminate(*_: object) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         if os.getpid() != process:
-            # A process that was forked meanwhile ends as it would have without this.
+            # In a forked process: end it as usual.
             os.kill(os.getpid(), signal.SIGTERM)
             return
         raise _Terminated
@@ -146,9 +134,9 @@ def _debugs() -> bool:
 
 
 def _message(error: Exception) -> str:
-    """One line; what it quotes from a file can neither fill the terminal nor control it."""
+    """The error as one line, shortened and without control characters that it may quote from a file."""
     text = str(error)
     if isinstance(error, ModuleNotFoundError) and "pip install" not in text:
-        text += ". Install what is missing with: pip install 'topomask[train,data,plot]'"
+        text += ". Install with: pip install 'topomask[train,data,plot]'"
     text = "".join(letter if letter.isprintable() else " " for letter in text)
     return text if len(text) <= _MAX_LINE else f"{text[: _MAX_LINE // 2]} ... {text[-_MAX_LINE // 2 :]}"

@@ -1,4 +1,4 @@
-"""``topomask list``: what there is, by name."""
+"""``topomask list``: list everything that has a name."""
 
 from __future__ import annotations
 
@@ -14,27 +14,25 @@ KINDS = get_args(Kind)[:-1]
 
 
 def run(kind: Positional[Kind] = "all") -> None:
-    """List what there is: recipes, kinds of attention, data sets, masks, graphs, studies.
+    """List recipes, kinds of attention, data sets, masks, graphs and studies.
 
     Args:
-        kind: One of these.
+        kind: What to list.
     """
-    for each in _all_kinds() if kind == "all" else (kind,):
+    # Only a checkout has studies.
+    everything = KINDS if find_checkout() is not None else [each for each in KINDS if each != "studies"]
+    for each in everything if kind == "all" else (kind,):
         try:
             lines = list(_lines(each))
         except ModuleNotFoundError as error:
             if kind != "all":
                 raise
-            # The other kinds are listed all the same.
+            # Still list the other kinds.
             lines = [("(not listed)", str(error))]
         print(f"{each}:")
         for name, about in lines:
             print(f"  {name:22s} {about}")
         print()
-
-
-def _all_kinds() -> Iterable[str]:
-    return KINDS if find_checkout() is not None else (kind for kind in KINDS if kind != "studies")
 
 
 def _lines(kind: str) -> Iterable[tuple[str, str]]:

@@ -1,4 +1,4 @@
-"""``topomask reproduce``: the tables and figures of the papers, at a scale that two cores can bear."""
+"""``topomask reproduce``: tables and figures of the papers, at a scale for two cores."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from topomask.cli.checkout import import_from_checkout
 from topomask.support.config import UsageError, names_set
 from topomask.support.near_names import nearest
 
-GO_ON = "What was saved is whole; the same command goes on where it was."
+GO_ON = "Saved results are intact; run the same command again to continue."
 
 _RESULTS, _RUNS = Path("results"), Path("runs")
 
 
 def command(arguments: Sequence[str]) -> Callable[[], None]:
-    """Reproduce a study; what is not one of the options sets fields."""
+    """Parse the options; all other arguments set fields."""
     bound, fields = parse(run, arguments, "topomask reproduce", return_unknown_args=True)
     options = [f"--{name}" for name in inspect.signature(run).parameters]
     for word in fields:
@@ -46,28 +46,28 @@ def run(
 ) -> None:
     """Reproduce a table or figure, and print the paper's values beside ours. Needs a checkout.
 
-    What has no result yet is run, and what was stopped goes on. Fields of all its runs may be set too, as those of
-    topomask train are (--train.epochs 5); this needs --results and --runs.
+    Runs what has no result yet, and continues interrupted runs. Fields of all runs can be set as for topomask train
+    (--train.epochs 5); this needs --results and --runs.
 
     Args:
         study: digits, fig3, table1, table1-tiny-imagenet, table3, fig6, table4, interlacer, theory, gkat-bio,
             gkat-social, motifs, nodes, or one of the tables of the last four: see topomask list studies.
-        seeds: Which seeds to run, as in 0,1,2; None is those that the study asks for.
-        only: Which rows to run, with commas between them; None is all.
-        show: Run nothing, and show what there is.
-        results: Folder of the results, one file per study.
-        runs: Folder of checkpoints and metrics.
-        report: Write an HTML page to this file, too.
-        data: Folder of data sets; None is $TOPOMASK_DATA.
-        threads: Threads to use; None is as many as there are cores.
-        fields: Words of the command line that set fields.
+        seeds: Seeds to run, as in 0,1,2. Default: those of the study.
+        only: Rows to run, separated by commas. Default: all.
+        show: Only show existing results.
+        results: Folder for results, one file per study.
+        runs: Folder for checkpoints and metrics.
+        report: Also write an HTML page to this file.
+        data: Folder of data sets. Default: $TOPOMASK_DATA.
+        threads: Number of threads. Default: the number of cores.
+        fields: Arguments that set fields.
     """
     from topomask.train.config import FREE_FIELDS
 
     if not FREE_FIELDS.issuperset(names_set(fields)) and (results == _RESULTS or runs == _RUNS):
-        raise ValueError("With fields of your own, pass folders of your own, too: --results and --runs.")
+        raise ValueError("Runs with changed fields need folders of their own. Pass --results and --runs too.")
     if show and (only or seeds):
-        raise ValueError("--show shows all that there is. Leave out --only and --seeds.")
+        raise ValueError("--show shows all existing results. Leave out --only and --seeds.")
     if threads is not None and threads < 1:
         raise ValueError(f"`--threads` must be at least 1, but is {threads}.")
     if data is not None:
@@ -107,6 +107,4 @@ def _seeds(text: str) -> list[int]:
     try:
         return [int(seed) for seed in text.split(",")]
     except ValueError:
-        raise ValueError(
-            f"`--seeds` must be whole numbers with commas between them, as in 0,1,2, but is {text!r}."
-        ) from None
+        raise ValueError(f"`--seeds` must be integers separated by commas, as in 0,1,2, but is {text!r}.") from None

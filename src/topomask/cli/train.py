@@ -1,6 +1,6 @@
-"""``topomask train``: train by a recipe."""
+"""``topomask train``: train a recipe."""
 
-# Annotations are values here, since the fields depend on the recipe.
+# No `from __future__ import annotations`: the annotations below are values, since the fields depend on the recipe.
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,18 +10,18 @@ from tyro.conf import FlagConversionOff, Suppress, arg
 from topomask.cli import parse
 from topomask.support.config import UsageError
 
-GO_ON = "What was saved is whole; the same command goes on with --resume."
+GO_ON = "Saved checkpoints are intact; run the same command with --resume to continue."
 
 
 def command(arguments: Sequence[str]) -> Callable[[], None]:
-    """Train by the recipe that is named first; what follows are its fields, and options."""
+    """Parse the name of a recipe, and then its fields and the options."""
     name, *rest = arguments or [""]
     kind: Any = Annotated[None, Suppress]
     experiment: Any = None
     if name in ("-h", "--help"):
         name, rest = "RECIPE", [name]
     elif not name or name.startswith("-"):
-        raise UsageError("Name the recipe first, as in topomask train digits. Run topomask list recipes for all.")
+        raise UsageError("Name the recipe first, as in topomask train digits. Run topomask list recipes to see all.")
     else:
         from topomask.recipes.registry import RECIPES, recipe
         from topomask.support.near_names import look_up
@@ -40,18 +40,18 @@ def command(arguments: Sequence[str]) -> Callable[[], None]:
         resume: bool = False,
         fallback: bool = False,
     ) -> None:
-        """Train by a recipe; topomask list recipes has them all, topomask train RECIPE --help the fields of one.
+        """Train a recipe. See topomask list recipes, and topomask train RECIPE --help for its fields.
 
         Args:
             config: The recipe.
             output: Folder of the run.
-            resume: Go on with the run in that folder, if there is one.
-            fallback: Where the last checkpoint is damaged, take an older one.
+            resume: Continue the run in that folder, if there is one.
+            fallback: If the last checkpoint is damaged, use an older one.
         """
         from topomask.recipes.experiment import train_recipe
 
         if fallback and not resume:
-            raise UsageError("`--fallback` chooses the checkpoint that --resume goes on from. Pass --resume too.")
+            raise UsageError("`--fallback` selects the checkpoint that --resume continues from. Pass --resume too.")
         train_recipe(config, output, resume=resume, fallback=fallback)
 
     return parse(run, rest, f"topomask train {name}")

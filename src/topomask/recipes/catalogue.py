@@ -1,4 +1,4 @@
-"""What there is, by name, with a line on each."""
+"""Names and one-line descriptions for ``topomask list``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from topomask.recipes.registry import RECIPES, find_recipe
 
 
 def catalogue(kind: str) -> Iterator[tuple[str, str]]:
-    """Names and lines of recipes, attention, data, masks or graphs."""
+    """Names and descriptions of recipes, attention, data, masks or graphs."""
     yield from _CATALOGUES[kind]()
 
 

@@ -1,15 +1,16 @@
-"""What is trained, on what, and how: all that the numbers of a run depend on; and the training itself."""
+"""Experiments: a model, its data and how to train it, which is everything that the results of a run depend on."""
 
 from __future__ import annotations
 
-import dataclasses
+import hashlib
+import json
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, get_args
 
-from torch import nn
+from torch import Tensor, nn
 from tyro.conf import Suppress
 
 from topomask.support.imports import EXTRAS, installed
@@ -31,23 +32,21 @@ if TYPE_CHECKING:
     from topomask.data import GraphSet, NodeSet
 
 ChooseBy = Literal["metric", "loss"]
-# What training by a recipe imports at its end, for checkpoints and pictures.
-_NEEDED = ("safetensors", "matplotlib")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Experiment(ABC):
-    """A model, its data, and how it is trained; subclasses add the groups ``data`` and ``model``.
+    """A model, its data, and how to train it; subclasses add the groups ``data`` and ``model``.
 
     Args:
-        recipe: Name of the recipe that it started from.
-        train: The optimiser, the length of the run, and its seed.
-        start: A checkpoint whose weights are taken, apart from those of the head; None starts anew.
+        recipe: Name of the recipe.
+        train: Optimiser, length of the run, and seed.
+        start: Checkpoint to take the weights from, except those of the head; None starts from scratch.
     """
 
-    # A split that is looked at once, with the weights that were best on what is held out.
+    # A split for the final evaluation of the best weights on the held-out split.
     final_split: ClassVar[str | None] = None
-    # Whether there are files that a trained model can be asked about.
+    # Whether `topomask predict` works.
     predicts_files: ClassVar[bool] = False
 
     recipe: Suppress[str]
@@ -57,83 +56,77 @@ class Experiment(ABC):
     @property
     @abstractmethod
     def held_out(self) -> str:
-        """The split that is evaluated on."""
+        """The split to evaluate on."""
 
     @property
     def keeps_best(self) -> bool:
-        """Whether the weights that are best on what is held out count; nothing is chosen by a test set."""
+        """Whether to use the best weights on the held-out split; a test set must not select anything."""
         return self.held_out != "test"
 
     @abstractmethod
     def fitted(self) -> Self:
-        """The same with everything filled in that the data decides."""
+        """Return a copy with all fields filled in that depend on the data."""
 
     def build(self) -> nn.Module:
-        """The model, not yet trained."""
+        """Build the untrained model."""
         return self.model.build()  # type: ignore[attr-defined]
 
     @abstractmethod
     def batches(self, split: str, training: bool = False) -> Epochs | Sequence[Any]:
-        """Batches of a split: shuffled and augmented for training, plain otherwise."""
+        """Batches of a split, shuffled and augmented for training."""
 
     @abstractmethod
     def task(self) -> Task:
         """The loss and its metrics."""
 
     def with_seed(self, seed: int) -> Self:
-        """The same with another seed of weights, walks and order."""
+        """Return a copy with another seed for weights, walks and the order of the data."""
         return replace(self, train=replace(self.train, seed=seed))
 
     def run(self, folder: Path, *, resume: bool = False, fallback: bool = False) -> Result:
-        """Train.
-
-        Args:
-            folder: Where everything is kept that is needed to resume, evaluate and predict.
-            resume: Go on with the run in the folder, if there is one.
-            fallback: Where the last checkpoint is damaged, take the one before it.
-        """
-        whole = self.fitted()
-        # The weights of a checkpoint take the place of those to start from, which need not be there any more.
-        goes_on = resume and self.start is not None and has_checkpoint(folder)
+        """Train; for the arguments, see :func:`topomask.train.run`."""
+        fitted = self.fitted()
+        # When resuming, the file with the start weights need not exist any more.
+        starts = self.start is not None and not (resume and has_checkpoint(folder))
         return run(
-            whole.train,
-            whole.build if goes_on else whole._start_model,
-            whole.batches("train", training=True),
-            whole.task(),
+            fitted.train,
+            fitted._start_model if starts else fitted.build,
+            fitted.batches("train", training=True),
+            fitted.task(),
             folder,
-            valid=whole.batches(whole.held_out),
-            record=whole,
+            valid=fitted.batches(fitted.held_out),
+            record=fitted,
             resume=resume,
             fallback=fallback,
         )
 
     def measure(self, result: Result) -> dict[str, float]:
-        """What counts of a run: its last evaluation, since nothing was chosen by what is held out.
+        """Return the metrics to report for a run: those of its last evaluation.
 
-        Where a split is kept for the end, the metrics of the best weights on it, with those by which they were chosen.
+        If there is a final split: the metrics of the best weights on it, and the held-out metrics that selected them.
         """
         if self.final_split is None:
             return result.metrics
-        whole = self.fitted()
-        model = whole.build()
+        fitted = self.fitted()
+        model = fitted.build()
         load_weights(model, find_checkpoint(result.folder))
-        found = evaluate(model, whole.batches(self.final_split), whole.task(), precision=self.train.precision)
+        found = evaluate(model, fitted.batches(self.final_split), fitted.task(), precision=self.train.precision)
         return found | {f"{self.held_out}_{name}": value for name, value in result.best.items()}
 
     def _start_model(self) -> nn.Module:
+        assert self.start is not None
         model = self.build()
-        if self.start is not None:
-            load_weights(model, self.start, except_prefix="head.")
+        load_weights(model, self.start, except_prefix="head.")
         return model
 
 
 @dataclass(frozen=True, kw_only=True)
 class ValidatedExperiment(Experiment):
-    """An experiment whose weights are chosen on validation examples, and measured on test examples once.
+    """An experiment that selects weights on validation examples, and evaluates them once on test examples.
 
     Args:
-        choose_by: What of the validation examples the weights are chosen by: the metric, or the loss, which says more
-            where there are few.
+        choose_by: What selects the weights on validation examples: the metric, or the loss, which is more reliable for
+            few examples.
     """
 
     final_split: ClassVar[str | None] = "test"
@@ -146,7 +139,7 @@ class ValidatedExperiment(Experiment):
 
     @property
     def held_out(self) -> str:
-        """The split that is evaluated on in training."""
+        """The split to evaluate on during training."""
         return "val"
 
     def task(self) -> Task:
@@ -158,51 +151,53 @@ class ValidatedExperiment(Experiment):
 
     @abstractmethod
     def _task(self) -> Task:
-        """The same, with weights chosen by the metric."""
+        """The task, with weights chosen by the metric."""
 
     def fitted_to(self, found: GraphSet | NodeSet) -> Self:
-        """The same with the number of features and classes taken from the data."""
+        """Return a copy with the number of features and classes of the data."""
         shape = {"in_features": found.num_features, "num_classes": found.num_classes}
         return replace(self, model=fill(self.model, **shape))  # type: ignore[attr-defined, call-arg]
 
 
 def fill(model: Any, **found: Any) -> Any:
-    """A config with the fields that are None filled in; a ValueError where one says something else."""
+    """Fill in the fields of a config that depend on the data; raise a ValueError if one is set to something else."""
     for name, value in found.items():
         given = getattr(model, name)
-        if given is not None and given not in (value, _pair(value)):
-            raise ValueError(f"`model.{name}` is {given}, but the data has {value}. Leave it out, or take other data.")
-    return dataclasses.replace(model, **found)
+        if given not in (None, value, (value, value)):
+            raise ValueError(f"`model.{name}` is {given}, but the data has {value}. Leave it out, or use other data.")
+    return replace(model, **found)
 
 
-def _pair(size: Any) -> Any:
-    return (size, size) if isinstance(size, int) else size
+def digest_of(parts: Iterable[Tensor]) -> str:
+    """Hash which examples are in which part, whatever their order; ``parts`` are their indices."""
+    text = json.dumps([part.sort().values.tolist() for part in parts])
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
 def train_recipe(experiment: Experiment, folder: Path, *, resume: bool = False, fallback: bool = False) -> Result:
-    """Train, and leave config, metrics, checkpoints and pictures in a folder.
+    """Train, and write config, metrics, checkpoints and plots to a folder.
 
     Args:
         experiment: What to train.
-        folder: Folder of the run.
-        resume: Go on with the run in the folder, if there is one.
-        fallback: Where the last checkpoint is damaged, take the one before it.
+        folder: Run folder.
+        resume: Continue the run in the folder, if there is one.
+        fallback: If the last checkpoint is damaged, use the one before it.
     """
-    # Said before the training, not after it, and before data is read.
-    lacking = [module for module in _NEEDED if not installed(module)]
-    if lacking:
-        extras = ",".join(EXTRAS[module].extra for module in lacking)
+    # Checkpoints and plots need these. Fail now, not after the training.
+    missing = [module for module in ("safetensors", "matplotlib") if not installed(module)]
+    if missing:
+        extras = ",".join(EXTRAS[module].extra for module in missing)
         raise ModuleNotFoundError(
-            f"Training by a recipe needs {' and '.join(lacking)}, which {'are' if len(lacking) > 1 else 'is'} not "
-            f"installed. Install what is missing with: pip install 'topomask[{extras}]'",
-            name=lacking[0],
+            f"Training with a recipe needs {' and '.join(missing)}, which {'are' if len(missing) > 1 else 'is'} not "
+            f"installed. Install with: pip install 'topomask[{extras}]'",
+            name=missing[0],
         )
     result = experiment.run(folder, resume=resume, fallback=fallback)
     if join_processes(experiment.train.device).is_first:
-        pictures = plot_run(folder, result.model)
+        plots = plot_run(folder, result.model)
         found = ", ".join(f"{name} {value:.4g}" for name, value in result.metrics.items())
-        print(f"After {result.step} steps and {result.seconds:.0f} s, on the part that is held out: {found}.")
-        print(f"Pictures: {', '.join(map(str, pictures))}.")
-        asked = f"; topomask predict {folder} FILE" if experiment.predicts_files else ""
-        print(f"Next: topomask eval {folder}{asked}")
+        print(f"After {result.step} steps and {result.seconds:.0f} s, on the held-out split: {found}.")
+        print(f"Plots: {', '.join(map(str, plots))}.")
+        predict = f"; topomask predict {folder} FILE" if experiment.predicts_files else ""
+        print(f"Next: topomask eval {folder}{predict}")
     return result

@@ -1,17 +1,12 @@
-"""Recipes for pictures: a vision transformer whose patches know the grid they live on."""
+"""Recipes for pictures: vision transformers with masks on the grid of patches."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Self
 
-from torch import Tensor
-
-from topomask.data import LabelledSet
 from topomask.models import VisionTransformerConfig
-from topomask.recipes.experiment import fill
-from topomask.recipes.labelled import LabelledData, LabelledExperiment, square
+from topomask.recipes.labelled import LabelledData, LabelledExperiment
 from topomask.train import OptimConfig, TrainConfig
 
 
@@ -23,28 +18,13 @@ class ImageExperiment(LabelledExperiment):
         model: The model.
     """
 
+    of_videos = False
+
     model: VisionTransformerConfig = field(default_factory=VisionTransformerConfig)
-
-    def _fit_model(self, found: LabelledSet) -> Self:
-        if found.num_frames is not None:
-            raise ValueError(f"`data.name` is {self.data.name!r}, which holds videos. Take a recipe for videos.")
-        channels, height, width = found.image_shape
-        shape = {"image_size": square(height, width), "in_channels": channels}
-        return replace(self, model=fill(self.model, **shape, num_classes=found.num_classes))
-
-    def read(self, path: Path) -> Tensor:
-        """A picture as the data set would have it."""
-        # Training reads no single files.
-        from topomask.data import read_image
-
-        size, channels = self.model.image_size, self.model.in_channels
-        assert size is not None, "fitted() comes first"
-        assert channels is not None
-        return read_image(path, size, channels)
 
 
 def digits() -> ImageExperiment:
-    """Digits of 8 x 8 pixels, a token each: a minute on two cores."""
+    """Digits of 8 x 8 pixels, one token per pixel: a minute on two cores."""
     return ImageExperiment(
         recipe="digits",
         data=LabelledData("digits"),
@@ -65,13 +45,7 @@ def fashion_mnist() -> ImageExperiment:
 
 def mnist() -> ImageExperiment:
     """Handwritten digits of 28 x 28 pixels in patches of 2 x 2: a 14 x 14 grid."""
-    recipe = fashion_mnist()
-    return ImageExperiment(
-        recipe="mnist",
-        data=LabelledData("mnist", limit=12_000),
-        model=recipe.model,
-        train=recipe.train,
-    )
+    return replace(fashion_mnist(), recipe="mnist", data=LabelledData("mnist", limit=12_000))
 
 
 def cifar10() -> ImageExperiment:
@@ -97,7 +71,7 @@ def tiny_imagenet_50() -> ImageExperiment:
 
 
 def image_folder() -> ImageExperiment:
-    """Your pictures, in folders or a zip archive of train/<class>/*, val/<class>/*: set data.path."""
+    """Your own pictures, in folders or a zip archive of train/<class>/*, val/<class>/*: set data.path."""
     return ImageExperiment(
         recipe="image-folder",
         data=LabelledData("image-folder", path=Path("images"), size=64, flip=True, shift=4),
@@ -108,7 +82,7 @@ def image_folder() -> ImageExperiment:
 
 
 def imagenet_paper() -> ImageExperiment:
-    """ViT-B/16 as in the paper's Table 2, for ImageNet as class folders: set data.path. Not run here."""
+    """ViT-B/16 as in the paper's Table 2, for ImageNet as class folders: set data.path. Untested at full scale."""
     return ImageExperiment(
         recipe="imagenet-paper",
         data=LabelledData("image-folder", path=Path("imagenet"), size=256, batch_size=4096, flip=True),

@@ -1,10 +1,9 @@
-"""Experiments on pictures and videos with classes."""
+"""Experiments that classify pictures and videos."""
 
 from __future__ import annotations
 
 import dataclasses
-from abc import abstractmethod
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -14,30 +13,30 @@ from torch import Tensor
 from tyro.conf import Suppress
 
 from topomask.data import ENTRIES, Augment, Batches, LabelledSet, data_root, load
-from topomask.recipes.experiment import Experiment
+from topomask.recipes.experiment import Experiment, fill
 from topomask.support.near_names import check_options
 from topomask.train import Classification, Task
 
 
 @dataclass(frozen=True)
 class LabelledData:
-    """A data set with classes, and what is done to it. Options that are None are those of the set.
+    """A data set with classes, and its augmentation. None is the default of the data set.
 
     Args:
-        name: Name of the set, see topomask list.
-        root: The data root; None is $TOPOMASK_DATA, or a folder in the user's cache.
-        path: Folder or archive, for sets that are one.
-        download: Download what is not there.
-        size: Height and width, for sets that can be scaled.
-        num_frames: Frames of a video.
-        num_videos: Videos, for sets that are generated.
-        limit: Keep the first so many training examples only.
-        per_class: Keep the first so many of every class only.
-        val_fraction: Share of the training set (for digits: of all pictures) that is held out for validation, which
-            then replaces the test set.
+        name: Name of the data set, see topomask list data.
+        root: Folder of data sets; None is $TOPOMASK_DATA, or a folder in the user's cache.
+        path: Folder or archive, for data sets of your own.
+        download: Download missing files.
+        size: Height and width, for data sets that can be resized.
+        num_frames: Frames per video.
+        num_videos: Number of videos, for generated data sets.
+        limit: Use only this many training examples, the first ones.
+        per_class: Use only this many examples of every class, the first ones.
+        val_fraction: Fraction of the training set (for digits: of all pictures) to hold out for validation; replaces
+            the test set in evaluations.
         batch_size: Examples per step, over all processes.
         flip: Mirror half of the training examples.
-        shift: Shift training examples by up to so many pixels.
+        shift: Shift training examples by up to this many pixels.
     """
 
     name: str
@@ -56,27 +55,24 @@ class LabelledData:
 
     @property
     def held_out(self) -> str:
-        """The split that is evaluated on."""
+        """The split to evaluate on."""
         return "val" if self.val_fraction else ENTRIES[self.name].held_out
 
     def load(self, split: str) -> LabelledSet:
-        """A split of the set."""
+        """Load a split of the data set."""
         names = ("path", "download", "size", "num_frames", "num_videos", "per_class", "val_fraction")
         options = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
         if self.limit is not None and split == "train":
             options["limit"] = self.limit
         if self.num_videos is not None and split != "train":
             del options["num_videos"]
-        self._check_options(options)
-        return _load(self.name, data_root(self.root), split, tuple(options.items()))
-
-    def _check_options(self, options: Iterable[str]) -> None:
         known = ENTRIES[self.name].options() if self.name in ENTRIES else options
         fields = (field.name for field in dataclasses.fields(self) if field.name in known)
         check_options(f"data set {self.name!r}", options, fields)
+        return _load(self.name, data_root(self.root), split, tuple(options.items()))
 
 
-# An experiment asks for its sets more than once, and a table has many experiments on the same.
+# An experiment loads its data more than once, and a table has many experiments on the same data.
 @lru_cache(maxsize=4)
 def _load(name: str, root: Path, split: str, options: tuple[tuple[str, Any], ...]) -> LabelledSet:
     return load(name, root, split, **dict(options))
@@ -84,13 +80,7 @@ def _load(name: str, root: Path, split: str, options: tuple[tuple[str, Any], ...
 
 @dataclass(frozen=True)
 class Facts:
-    """What a trained model must know about its data.
-
-    Args:
-        classes: Names of the classes.
-        mean: Mean of every channel, where white is 1.
-        std: Standard deviation of every channel.
-    """
+    """What a trained model needs to know: class names, and mean and standard deviation per channel (white is 1)."""
 
     classes: tuple[str, ...]
     mean: tuple[float, ...]
@@ -99,15 +89,16 @@ class Facts:
 
 @dataclass(frozen=True, kw_only=True)
 class LabelledExperiment(Experiment):
-    """A classifier and its data.
+    """A classifier and its data; subclasses add the group ``model``.
 
     Args:
         data: The data set.
-        label_smoothing: Probability spread over all classes, in training.
-        facts: What is known about the data; filled in when the run starts.
+        label_smoothing: Probability spread evenly over all classes, in training only.
+        facts: Facts about the data, filled in when the run starts.
     """
 
     predicts_files: ClassVar[bool] = True
+    of_videos: ClassVar[bool]
 
     data: LabelledData
     label_smoothing: float = 0.0
@@ -115,54 +106,56 @@ class LabelledExperiment(Experiment):
 
     @property
     def held_out(self) -> str:
-        """The split that is evaluated on."""
+        """The split to evaluate on."""
         return self.data.held_out
 
     def fitted(self) -> Self:
-        """The same with shapes, classes and their names taken from the data."""
+        """Return a copy with shapes and classes of the data."""
         found = self.data.load("train")
         if not isinstance(found, LabelledSet):
-            raise ValueError(f"`data.name` is {self.data.name!r}, which has no classes. Take another data set.")
+            raise ValueError(f"`data.name` is {self.data.name!r}, which has no classes. Use another data set.")
+        if self.of_videos != (found.num_frames is not None):
+            kind = "pictures" if self.of_videos else "videos"
+            raise ValueError(f"`data.name` is {self.data.name!r}, which contains {kind}. Use a recipe for {kind}.")
+        channels, height, width = found.image_shape
+        shape: dict[str, Any] = {"image_size": height if height == width else (height, width), "in_channels": channels}
+        if self.of_videos:
+            shape["num_frames"] = found.num_frames
+        model = fill(self.model, **shape, num_classes=found.num_classes)  # type: ignore[attr-defined]
         facts = Facts(tuple(found.classes), tuple(found.mean), tuple(found.std))
-        return replace(self._fit_model(found), facts=facts)
+        return replace(self, model=model, facts=facts)  # type: ignore[call-arg]
 
-    @abstractmethod
-    def _fit_model(self, found: LabelledSet) -> Self:
-        """The same with what the data decides of the model."""
-
-    @abstractmethod
     def read(self, path: Path) -> Tensor:
-        """A file as the data set would have it."""
+        """Read a picture or video in the format of the data set."""
+        # Imported here, since training does not read single files.
+        from topomask.data import read_image, read_video
+
+        model: Any = self.model  # type: ignore[attr-defined]
+        if self.of_videos:
+            return read_video(path, model.num_frames, model.image_size, model.in_channels)
+        return read_image(path, model.image_size, model.in_channels)
 
     def augment(self) -> Augment:
-        """What happens to training examples."""
-        assert self.facts is not None, "fitted() comes first"
+        """The augmentation of training examples."""
+        assert self.facts is not None, "call fitted() first"
         return Augment(self.facts.mean, self.facts.std, flip=self.data.flip, padding=self.data.shift)
 
     def batches(self, split: str, training: bool = False) -> Batches:
         """Batches of a split."""
+        assert self.facts is not None, "call fitted() first"
         augment = self.augment() if training else self.augment().without_draws()
         found, size = self.data.load(split), self.data.batch_size
-        self._check_classes(split, tuple(found.classes))
-        return Batches(found, size, seed=self.train.seed, shuffle=training, transform=augment)
-
-    def _check_classes(self, split: str, found: tuple[str, ...]) -> None:
-        assert self.facts is not None, "fitted() comes first"
-        if found != self.facts.classes:
+        if tuple(found.classes) != self.facts.classes:
             raise ValueError(
-                f"The classes of {split!r} must be those that the model was made for, {_listed(self.facts.classes)}, "
-                f"but are {_listed(found)}. Bring the data back to what it was, or train anew."
+                f"The classes of {split!r} must be those of the model, {_listed(self.facts.classes)}, but are "
+                f"{_listed(found.classes)}. Restore the original data, or train again."
             )
+        return Batches(found, size, seed=self.train.seed, shuffle=training, transform=augment)
 
     def task(self) -> Task:
         """Cross entropy and accuracy."""
         return Classification(self.label_smoothing)
 
 
-def _listed(classes: tuple[str, ...]) -> str:
+def _listed(classes: Sequence[str]) -> str:
     return f"{', '.join(classes[:5])}{', ...' if len(classes) > 5 else ''} ({len(classes)})"
-
-
-def square(height: int, width: int) -> int | tuple[int, int]:
-    """The size of a picture as models take it: one number for a square."""
-    return height if height == width else (height, width)

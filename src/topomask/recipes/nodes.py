@@ -1,4 +1,4 @@
-"""Recipes for nodes with a class each, in one graph."""
+"""Recipes for node classification in one graph."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from tyro.conf import Suppress
 from topomask.data import NODE_SETS, NodeBatch, NodeSet, data_root, node_set
 from topomask.data.node_sets import Metric, NodeEntry, Scaling
 from topomask.models import GraphNetworkConfig, GraphTransformerConfig
-from topomask.recipes.experiment import ValidatedExperiment
-from topomask.recipes.parts import digest_of
+from topomask.recipes.experiment import ValidatedExperiment, digest_of
 from topomask.support.near_names import look_up
 from topomask.train import NodeClassification, OptimConfig, Task, TrainConfig
 
@@ -24,13 +23,13 @@ class NodeData:
     """A graph whose nodes have classes.
 
     Args:
-        name: Name of the set, see topomask list.
-        root: The data root; None is $TOPOMASK_DATA, or a folder in the user's cache.
-        split: Which of the splits of the set.
-        scaling: What is done to features: "none", "binary" or "row"; default is that of the set.
-        metric: What is reported and chosen by: "accuracy" or "roc_auc"; None is as usual for the set.
-        parts: A digest of the nodes for training, validation and test; filled in, for the record: where masks are
-            others later, a run would be tested on nodes that it has trained on.
+        name: Name of the data set, see topomask list data.
+        root: Folder of data sets; None is $TOPOMASK_DATA, or a folder in the user's cache.
+        split: Which of the splits of the data set.
+        scaling: Scaling of the features: "none", "binary" or "row"; None is the default of the data set.
+        metric: The metric, which also selects weights: "accuracy" or "roc_auc"; None is the default of the data set.
+        parts: Hash of the nodes for training, validation and test; filled in. If the split changes, a resumed run
+            raises an error instead of testing on nodes that it was trained on.
     """
 
     name: str
@@ -41,44 +40,39 @@ class NodeData:
     parts: Suppress[str | None] = None
 
     def resolved(self) -> Self:
-        """The same with the defaults of the set written out, so that a record has all that shapes the input."""
+        """Return a copy with the defaults of the data set filled in, so that a record has everything."""
         entry = NODE_SETS.get(self.name, NodeEntry(0, 0))
         scaling = entry.scaling if self.scaling is None else self.scaling
         return replace(self, scaling=scaling, metric=entry.metric if self.metric is None else self.metric)
 
     def load(self) -> NodeSet:
-        """The set: a known one, or any of the same layout."""
+        """Load the data set: a known one, or your own in the same format."""
         root = data_root(self.root)
         if not (root / "node" / f"{self.name}.npz").is_file():
-            look_up(NODE_SETS, "set of nodes", self.name)
-        whole = self.resolved()
-        return _load(self.name, root, whole.scaling, whole.metric)
+            look_up(NODE_SETS, "node data set", self.name)
+        resolved = self.resolved()
+        return _load(self.name, root, resolved.scaling, resolved.metric)
 
     def recorded(self) -> Self:
-        """The same with all that it stands for written out, down to the nodes of its split."""
+        """Return a copy with all defaults and the hash of the split filled in."""
         return replace(self.resolved(), parts=self._digest() if self.parts is None else self.parts)
 
     def batch(self, split: str) -> NodeBatch:
         """The whole graph, with the nodes of a part of the split."""
-        found = self._checked()
-        if self.parts is not None and self.parts != self._digest():
+        if self.parts not in (None, self._digest()):
             raise ValueError(
                 f"Split {self.split} of {self.name} has other nodes than when the run was made: its masks have "
-                "changed. Put them back, or run again in another folder."
+                "changed. Restore them, or run again in another folder."
             )
-        return found.batch(split, self.split)
+        return self.load().batch(split, self.split)
 
-    def _checked(self) -> NodeSet:
+    def _digest(self) -> str:
         found = self.load()
         if not 0 <= self.split < found.num_splits:
             raise ValueError(
-                f"`data.split` must lie in [0, {found.num_splits}), the splits of {found.name}, but is {self.split}."
+                f"`data.split` must be in [0, {found.num_splits}), the splits of {found.name}, but is {self.split}."
             )
-        return found
-
-    def _digest(self) -> str:
-        masks = self._checked().masks
-        return digest_of(masks[part][self.split].nonzero().flatten() for part in ("train", "val", "test"))
+        return digest_of(found.masks[part][self.split].nonzero().flatten() for part in ("train", "val", "test"))
 
 
 @lru_cache(maxsize=1)
@@ -88,7 +82,7 @@ def _load(name: str, root: Path, scaling: Scaling | None, metric: Metric | None)
 
 @dataclass(frozen=True, kw_only=True)
 class NodeExperiment(ValidatedExperiment):
-    """A classifier of nodes and its graph, which is one batch; the weights that are best on validation nodes count.
+    """A node classifier and its graph, which is one batch; subclasses add the group ``model``.
 
     Args:
         data: The graph.
@@ -97,19 +91,16 @@ class NodeExperiment(ValidatedExperiment):
     data: NodeData
 
     def fitted(self) -> Self:
-        """The same with the number of features and classes taken from the data."""
+        """Return a copy with the number of features and classes of the data."""
         return replace(self, data=self.data.recorded()).fitted_to(self.data.load())
 
     def with_seed(self, seed: int) -> Self:
-        """The same with other weights and walks, and with another split where the set has several.
-
-        The defaults of the set are written out.
-        """
+        """Return a copy with another seed and, if the data set has several, another split; defaults are filled in."""
         known = NODE_SETS.get(self.data.name)
         count = self.data.load().num_splits if known is None else known.num_splits
         if count > 1 and not 0 <= seed < count:
             raise ValueError(
-                f"Seeds of {self.data.name} are its splits and must lie in [0, {count}), but one is {seed}: a split "
+                f"Seeds of {self.data.name} select its splits and must be in [0, {count}), but one is {seed}: a split "
                 "would count twice."
             )
         split = seed if count > 1 else 0
@@ -137,7 +128,7 @@ class NodeTransformerExperiment(NodeExperiment):
 
 @dataclass(frozen=True, kw_only=True)
 class NodeNetworkExperiment(NodeExperiment):
-    """A graph network of PyG and its graph.
+    """A message-passing network (PyG) and its graph.
 
     Args:
         model: The model.
@@ -152,7 +143,7 @@ def _training(epochs: int, lr: float, weight_decay: float) -> TrainConfig:
 
 
 def nodes() -> NodeTransformerExperiment:
-    """Nodes with a class each, in one graph: set data.name, such as coauthor-physics."""
+    """Node classification in one graph: set data.name, such as coauthor-physics."""
     return NodeTransformerExperiment(
         recipe="nodes",
         data=NodeData("cora"),
@@ -162,7 +153,7 @@ def nodes() -> NodeTransformerExperiment:
 
 
 def nodes_baseline() -> NodeNetworkExperiment:
-    """The same with a graph network of PyG: set model.layer to gcn, gat, or sgc with model.dropout 0."""
+    """Node classification with a PyG network: set model.layer to gcn, gat, or sgc with model.dropout 0."""
     return NodeNetworkExperiment(
         recipe="nodes-baseline",
         data=NodeData("cora"),

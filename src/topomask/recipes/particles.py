@@ -1,4 +1,4 @@
-"""Recipes for point clouds in motion: Interlacers on soft bodies of particles."""
+"""Recipes for moving point clouds: Interlacers on soft bodies of particles."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from topomask.train import OptimConfig, ParticleMotion, Task, TrainConfig
 
 @dataclass(frozen=True)
 class ParticleData:
-    """Soft bodies that are thrown on a floor.
+    """Soft bodies thrown on a floor.
 
     Args:
         num_particles: Particles per body.
         num_frames: Frames per trajectory.
-        num_trajectories: Trajectories to learn from.
-        horizon: How many frames ahead to predict in training.
+        num_trajectories: Number of training trajectories.
+        horizon: Frames to predict ahead in training.
         batch_size: Windows per step.
         seed: Seed of the bodies.
     """
@@ -49,15 +49,15 @@ class ParticleExperiment(Experiment):
 
     @property
     def held_out(self) -> str:
-        """The split that is evaluated on, six frames ahead."""
+        """The split to evaluate on, six frames ahead."""
         return "test"
 
     def fitted(self) -> Self:
-        """The same: nothing depends on the data."""
+        """Return the experiment itself: nothing depends on the data."""
         return self
 
     def batches(self, split: str, training: bool = False) -> Batches:
-        """Windows of a split: one frame ahead in training unless told otherwise, six in evaluation."""
+        """Windows of a split: ``data.horizon`` frames ahead in training, six in evaluation."""
         bodies = _bodies(self.data, split, self.data.horizon if training else 6)
         return Batches(bodies, self.data.batch_size, seed=self.train.seed, shuffle=training)
 
@@ -66,7 +66,7 @@ class ParticleExperiment(Experiment):
         return ParticleMotion()
 
 
-# Bodies are simulated once for all experiments on them.
+# Simulated once for all experiments on the same bodies.
 @lru_cache(maxsize=4)
 def _bodies(data: ParticleData, split: str, horizon: int) -> ParticleSet:
     return ParticleSet(
@@ -86,7 +86,7 @@ def particles() -> ParticleExperiment:
         data=ParticleData(),
         model=InterlacerConfig(feature_dim=6, dim=64, depth=2, num_heads=4),
         train=TrainConfig(
-            # Weight decay and clipping are the paper's.
+            # Weight decay and clipping as in the paper.
             OptimConfig(lr=1e-3, warmup=0.05, decay=0.9, weight_decay=1e-3, clip=0.01),
             steps=1000,
             eval_every=500,

@@ -1,4 +1,4 @@
-"""What a trained model says of files."""
+"""Predictions of a trained model for files."""
 
 from __future__ import annotations
 
@@ -20,12 +20,7 @@ from topomask.support.files import write_atomically
 
 @dataclass(frozen=True)
 class Prediction:
-    """What is said of one file.
-
-    Args:
-        text: In a line.
-        facts: As JSON.
-    """
+    """The prediction for one file, as a line of text, and as JSON."""
 
     text: str
     facts: dict[str, Any]
@@ -34,31 +29,33 @@ class Prediction:
 def predict(
     run: TrainedRun, files: Sequence[Path], *, top: int = 3, num_steps: int = 6, output: Path | None = None
 ) -> Iterator[Prediction]:
-    """Classify pictures or videos, or follow particles, file by file.
+    """Classify pictures or videos, or predict the motion of particles, file by file.
 
     Args:
         run: The trained run.
         files: The files.
-        top: Classes to name for each.
-        num_steps: Frames to follow particles for.
-        output: Where to write the positions of particles. Default: beside the file, as ``<file>-predicted.npz``.
+        top: Number of classes to list per file.
+        num_steps: Number of frames to predict, for particles.
+        output: File for the positions of particles. Default: ``<file>-predicted.npz`` beside the file.
     """
     if top < 1 or num_steps < 1:
         raise ValueError(f"`top` and `steps` must be at least 1, but are {top} and {num_steps}.")
     experiment = run.experiment
     if not experiment.predicts_files:
         raise ValueError(
-            f"`topomask predict` reads pictures, videos and particles, but the model of this run, of recipe "
-            f"{experiment.recipe!r}, takes graphs. Load it with topomask.recipes.registry.load_run, and call its model."
+            f"`topomask predict` reads pictures, videos and particles, but the model of recipe {experiment.recipe!r} "
+            "takes graphs. Load the run with topomask.recipes.registry.load_run, and call its model."
         )
     if isinstance(experiment, LabelledExperiment):
         if output is not None:
-            raise ValueError("`output` is for particles. Classes are printed; add --json for lines of JSON.")
+            raise ValueError(
+                "`output` is for particles only; classes are printed. Leave it out, or add --json to print JSON."
+            )
         for path in files:
             yield _classify(run, experiment, path, top)
         return
     if output is not None and len(files) > 1:
-        raise ValueError(f"`output` is one file, but there are {len(files)} to predict for. Leave it out.")
+        raise ValueError(f"`output` is a single file, but there are {len(files)} files to predict for. Leave it out.")
     for path in files:
         target = path.with_name(f"{path.stem}-predicted.npz") if output is None else output
         yield _follow(run, path, num_steps, target)
@@ -70,22 +67,21 @@ def _classify(run: TrainedRun, experiment: LabelledExperiment, path: Path, top: 
     with torch.no_grad():
         chances = run.model(inputs)[0].softmax(dim=-1)
     best = chances.topk(min(top, len(chances)))
-    classes = [
-        (experiment.facts.classes[i], p) for i, p in zip(best.indices.tolist(), best.values.tolist(), strict=True)
-    ]
-    text = f"{path}: " + ", ".join(f"{name} {chance:.1%}" for name, chance in classes)
-    return Prediction(text, {"file": str(path), "classes": [{"name": name, "probability": p} for name, p in classes]})
+    names = [experiment.facts.classes[place] for place in best.indices.tolist()]
+    classes = [{"name": name, "probability": p} for name, p in zip(names, best.values.tolist(), strict=True)]
+    text = ", ".join(f"{each['name']} {each['probability']:.1%}" for each in classes)
+    return Prediction(f"{path}: {text}", {"file": str(path), "classes": classes})
 
 
 def _follow(run: TrainedRun, path: Path, num_steps: int, target: Path) -> Prediction:
-    # An Interlacer; its module need not be imported to classify pictures.
+    # An Interlacer, whose module is not imported here since pictures do not need it.
     model: Any = run.model
     positions, features = _read_particles(path)
     try:
         with torch.no_grad():
             moved, changed = model.rollout(positions, features, num_steps)
     except ValueError as error:
-        raise ValueError(f"{path} does not suit the model: {error}") from None
+        raise ValueError(f"{path} does not fit the model: {error}") from None
     content = io.BytesIO()
     np.savez(content, positions=moved.numpy(), features=changed.numpy())
     write_atomically(target, lambda temporary: temporary.write_bytes(content.getvalue()))
@@ -95,17 +91,18 @@ def _follow(run: TrainedRun, path: Path, num_steps: int, target: Path) -> Predic
 
 
 def _read_particles(path: Path) -> tuple[Tensor, Tensor]:
-    expected = "It must be an .npz file with positions [N, 3] and features [N, F], as numpy.savez writes it."
     try:
         arrays = read_npz(path)
-        lacking = [name for name in ("positions", "features") if name not in arrays]
-        if lacking:
-            raise ValueError(f"it has no {' and no '.join(lacking)}")
-        positions, features = (
-            torch.from_numpy(arrays[name].astype(np.float32, casting="same_kind")) for name in ("positions", "features")
-        )
+        missing = [name for name in ("positions", "features") if name not in arrays]
+        if missing:
+            raise ValueError(f"it has no {' and no '.join(missing)}")
+        found = (arrays[name].astype(np.float32, casting="same_kind") for name in ("positions", "features"))
+        positions, features = map(torch.from_numpy, found)
     except FileNotFoundError:
         raise FileNotFoundError(f"There is no file {path}.") from None
     except (OSError, ValueError, TypeError) as error:
-        raise ValueError(f"{path} cannot be read ({error}). {expected}") from None
+        raise ValueError(
+            f"{path} cannot be read ({error}). It must be an .npz file with positions [N, 3] and features [N, F], as "
+            "numpy.savez writes it."
+        ) from None
     return positions, features

@@ -1,4 +1,4 @@
-"""Recipes by name: functions that return an experiment."""
+"""Recipes by name, and trained runs."""
 
 from __future__ import annotations
 
@@ -13,59 +13,41 @@ from topomask.recipes.experiment import Experiment
 from topomask.support.config import from_dict, to_dict
 from topomask.support.files import parse_json
 from topomask.support.near_names import look_up
-from topomask.train import (
-    CheckpointError,
-    evaluate,
-    find_checkpoint,
-    join_processes,
-    load_weights,
-    read_checkpoint,
-)
+from topomask.train import CheckpointError, evaluate, find_checkpoint, join_processes, load_weights, read_checkpoint
 from topomask.train.run_folder import changes, config_of
 
-# The module and function of every recipe. Only those of the recipe that is asked for are imported.
+_IMAGES = ("digits", "fashion-mnist", "mnist", "cifar10", "tiny-imagenet-50", "image-folder", "imagenet-paper")
+# The module of every recipe, imported on first use; its function has the name of the recipe, with underscores.
 RECIPES = {
-    "digits": "images:digits",
-    "fashion-mnist": "images:fashion_mnist",
-    "mnist": "images:mnist",
-    "cifar10": "images:cifar10",
-    "tiny-imagenet-50": "images:tiny_imagenet_50",
-    "image-folder": "images:image_folder",
-    "imagenet-paper": "images:imagenet_paper",
-    "moving-digits": "videos:moving_digits",
-    "video-folder": "videos:video_folder",
-    "particles": "particles:particles",
-    "graphs": "graphs:graphs",
-    "gkat": "graphs:gkat",
-    "gkat-diffusion": "graphs:gkat_diffusion",
-    "graphs-baseline": "graphs:graphs_baseline",
-    "motif": "graphs:motif",
-    "nodes": "nodes:nodes",
-    "nodes-baseline": "nodes:nodes_baseline",
+    **dict.fromkeys(_IMAGES, "images"),
+    **dict.fromkeys(("moving-digits", "video-folder"), "videos"),
+    "particles": "particles",
+    **dict.fromkeys(("graphs", "gkat", "gkat-diffusion", "graphs-baseline", "motif"), "graphs"),
+    **dict.fromkeys(("nodes", "nodes-baseline"), "nodes"),
 }
 
 
 def find_recipe(name: str) -> Callable[[], Experiment]:
-    """The function of a recipe, whose docstring says what it is."""
-    module, _, function = look_up(RECIPES, "recipe", name).partition(":")
-    found: Callable[[], Experiment] = getattr(importlib.import_module(f"topomask.recipes.{module}"), function)
+    """Find the function of a recipe; its docstring describes the recipe."""
+    module = importlib.import_module(f"topomask.recipes.{look_up(RECIPES, 'recipe', name)}")
+    found: Callable[[], Experiment] = getattr(module, name.replace("-", "_"))
     return found
 
 
 def recipe(name: str) -> Experiment:
-    """The experiment of a recipe."""
+    """Return the experiment of a recipe."""
     return find_recipe(name)()
 
 
 @dataclass(frozen=True)
 class TrainedRun:
-    """A run that was trained.
+    """A trained model and its experiment.
 
     Args:
-        experiment: What was trained.
+        experiment: The experiment.
         model: The model, with the weights of a checkpoint.
-        checkpoint: That checkpoint.
-        step: Steps after which it was written.
+        checkpoint: The checkpoint.
+        step: The step of the checkpoint.
     """
 
     experiment: Experiment
@@ -74,24 +56,26 @@ class TrainedRun:
     step: int
 
     def on_data(self, root: Path) -> TrainedRun:
-        """The same run, with its data in another folder."""
+        """Return the same run with its data in another folder."""
         data = self.experiment.data  # type: ignore[attr-defined]
         if not hasattr(data, "root"):
-            raise ValueError(f"The data of {self.experiment.recipe!r} is generated, so it is in no folder.")
+            raise ValueError(
+                f"The data of {self.experiment.recipe!r} is generated, so it has no folder. Leave out --data."
+            )
         moved = replace(self.experiment, data=replace(data, root=root.resolve()))  # type: ignore[call-arg]
         return replace(self, experiment=moved)
 
     def evaluate(self, split: str | None = None) -> dict[str, float]:
-        """Metrics on a split; by default on that which is held out."""
+        """Compute the metrics on a split. Default: the held-out split."""
         experiment = self.experiment
         batches = experiment.batches(experiment.held_out if split is None else split)
         return evaluate(self.model, batches, experiment.task(), precision=experiment.train.precision)
 
 
 def load_run(folder: Path) -> TrainedRun:
-    """The model of a run with the weights that were best on validation examples, or else with its last.
+    """Load the model of a run, with the best weights on validation examples, or else with the last ones.
 
-    Where a run was evaluated on the test set, these are the last, since nothing may be chosen by it.
+    For a run that was evaluated on the test set, these are the last, since a test set must not select anything.
     """
     experiment = read_experiment(folder)
     path = find_checkpoint(folder, best=experiment.keeps_best)
@@ -99,11 +83,11 @@ def load_run(folder: Path) -> TrainedRun:
     changed, step = changes(config_of(checkpoint), to_dict(experiment)), checkpoint.info.get("step")
     if changed:
         raise CheckpointError(
-            f"{folder / 'config.json'} is not the config that {path} was trained with: {', '.join(changed)}. Write "
-            "what it was before, or take the config.json that belongs to this checkpoint."
+            f"{folder / 'config.json'} is not the config that {path} was trained with: {', '.join(changed)}. Undo the "
+            "change, or use the config.json that belongs to this checkpoint."
         )
     if not isinstance(step, int):
-        raise CheckpointError(f"{path} is damaged: its header does not say after which step it was written.")
+        raise CheckpointError(f"{path} is damaged: its header does not contain the step.")
     model = experiment.build()
     load_weights(model, path)
     model = model.to(join_processes(experiment.train.device).device).eval()
@@ -111,16 +95,18 @@ def load_run(folder: Path) -> TrainedRun:
 
 
 def read_experiment(folder: Path) -> Experiment:
-    """What was trained in a folder."""
+    """Read the experiment of a run folder."""
     path = folder / "config.json"
     if not path.is_file():
-        raise FileNotFoundError(f"{folder} is not a run folder: it has no config.json. Pass what --output was.")
+        raise FileNotFoundError(
+            f"{folder} is not a run folder: it has no config.json. Pass the folder that was --output of topomask train."
+        )
     try:
         record = parse_json(path.read_bytes())
     except ValueError as error:
-        raise ValueError(f"{path} is damaged: it is not JSON ({error}).") from None
+        raise ValueError(f"{path} is damaged: it is not valid JSON ({error}).") from None
     if not isinstance(record, dict) or not isinstance(record.get("recipe"), str):
-        raise ValueError(f"{path} names no recipe, so it was not written by topomask train.")
+        raise ValueError(f"{path} does not name a recipe, so it was not written by topomask train.")
     try:
         return from_dict(type(recipe(record["recipe"])), record)
     except ValueError as error:

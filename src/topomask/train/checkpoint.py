@@ -1,4 +1,4 @@
-"""Checkpoints: one safetensors file each, its header holding the rest as JSON. Loading one runs no code."""
+"""Checkpoints: one safetensors file each, with everything but tensors as JSON in its header. Loading runs no code."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from topomask.support.files import parse_json, write_atomically
 from topomask.support.imports import need
 
 _FORMAT = 1
-# Names listed in an error before it says how many more there are.
-_MOST_NAMES = 5
+# Names that an error lists before "and n more".
+_MAX_NAMES = 5
 
 
 class CheckpointError(RuntimeError):
-    """A checkpoint that cannot be read, or that does not fit."""
+    """A checkpoint cannot be read, or does not fit the model or the run."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What a file holds.
+    """The contents of a checkpoint file.
 
     Args:
         path: The file.
         info: Step, random states, metrics, config and versions.
-        weights: The state of the model, by name.
-        moments: The state of the optimiser: ``"<parameter>.<name>"``.
+        weights: State of the model, by name.
+        moments: State of the optimiser, by ``"<parameter>.<name>"``.
     """
 
     path: Path
@@ -47,13 +47,13 @@ class Checkpoint:
 def save_checkpoint(
     path: Path, model: nn.Module, optimizer: torch.optim.Optimizer | None = None, info: dict[str, Any] | None = None
 ) -> None:
-    """Write a checkpoint; at any moment the path holds what it held before, or the whole of it.
+    """Write a checkpoint atomically: a crash leaves either the old file or the complete new one.
 
     Args:
         path: The file.
         model: The model.
-        optimizer: Its optimiser, where training is to go on.
-        info: Anything that is JSON.
+        optimizer: Its optimiser, needed to resume training.
+        info: Any JSON-serialisable values.
 
     Example:
         >>> import tempfile
@@ -69,15 +69,15 @@ def save_checkpoint(
             tensors |= {f"optimizer.{name}.{key}": value for key, value in optimizer.state.get(parameter, {}).items()}
     for name, value in tensors.items():
         if not isinstance(value, Tensor):
-            raise CheckpointError(f"`{name}` is a {type(value).__name__}, and only tensors can be saved.")
+            raise CheckpointError(f"`{name}` is a {type(value).__name__}, but only tensors can be saved.")
     tensors = _separate(tensors)
     text = json.dumps({"format": _FORMAT} | (info or {}), allow_nan=False)
-    metadata = {"topomask": text, "digest": _digest(tensors, text)}
+    metadata = {"topomask": text, "digest": digest(tensors, text)}
     write_atomically(path, lambda temporary: _save(tensors, temporary, metadata))
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
-    """The content of a checkpoint; a :class:`CheckpointError` where it is not whole."""
+    """Read a checkpoint; raise a :class:`CheckpointError` if it is incomplete or damaged."""
     if not path.is_file():
         raise FileNotFoundError(f"There is no checkpoint {path}.")
     safetensors = need("safetensors", "A checkpoint")
@@ -86,68 +86,64 @@ def read_checkpoint(path: Path) -> Checkpoint:
             metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         if "topomask" not in metadata:
-            raise CheckpointError(f"{path} was not written by topomask: its header says nothing on the run.")
+            raise CheckpointError(f"{path} was not written by topomask: its header does not describe a run.")
         info = parse_json(metadata["topomask"])
-        if _digest(tensors, metadata["topomask"]) != metadata.get("digest"):
-            raise CheckpointError(f"{path} is damaged: its content does not have the checksum of its header.")
+        if digest(tensors, metadata["topomask"]) != metadata.get("digest"):
+            raise CheckpointError(f"{path} is damaged: its content does not match the checksum in its header.")
     except (safetensors.SafetensorError, OSError, ValueError) as error:
         raise CheckpointError(f"{path} is damaged or cut short ({error}).") from None
     if not isinstance(info, dict) or "format" not in info:
-        raise CheckpointError(f"{path} is damaged: its header does not say what format it has.")
+        raise CheckpointError(f"{path} is damaged: its header does not state its format.")
     if info["format"] != _FORMAT:
         raise CheckpointError(
-            f"{path} has format {info['format']}, and this version of topomask reads format {_FORMAT}. "
+            f"{path} has format {info['format']}, but this version of topomask reads format {_FORMAT}. "
             f"It was written by {info.get('versions')}."
         )
     return Checkpoint(path, info, _under("model.", tensors), _under("optimizer.", tensors))
 
 
 def restore_checkpoint(checkpoint: Checkpoint, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Put a model and its optimiser where the checkpoint left them."""
+    """Restore a model and its optimiser from a checkpoint."""
     _load(model, checkpoint.weights, checkpoint.path)
-    optimized = _optimized(model, optimizer)
-    states: dict[int, dict[str, Tensor]] = {}
-    places = {name: place for place, (name, _) in enumerate(optimized)}
+    moments: dict[str, dict[str, Tensor]] = {}
     for name, value in checkpoint.moments.items():
-        parameter, _, key = name.rpartition(".")
-        if parameter not in places:
-            raise CheckpointError(
-                f"{checkpoint.path} has optimiser state for `{parameter}`, which the optimiser does not train. "
-                "Build the model and the optimiser as they were."
-            )
-        # A copy lies in memory as torch allocates it; where numbers lie may decide how products round.
-        states.setdefault(places[parameter], {})[key] = value.clone()
-    for place, state in states.items():
-        _check_moments(state, *optimized[place], checkpoint.path)
+        owner, _, key = name.rpartition(".")
+        # Copied so that torch aligns the memory as usual: alignment can change how products round.
+        moments.setdefault(owner, {})[key] = value.clone()
+    states = {}
+    for place, (name, parameter) in enumerate(_optimized(model, optimizer)):
+        if name in moments:
+            states[place] = moments.pop(name)
+            shapes = {"step": torch.Size(), "exp_avg": parameter.shape, "exp_avg_sq": parameter.shape}
+            found = {key: x.shape if x.is_floating_point() else x.dtype for key, x in states[place].items()}
+            if found != shapes:
+                described = ", ".join(f"{key} {kind}" for key, kind in found.items())
+                raise CheckpointError(
+                    f"{checkpoint.path} is damaged: the optimiser state of `{name}` must be step, exp_avg and "
+                    f"exp_avg_sq for shape {tuple(parameter.shape)}, but is {described}."
+                )
+    if moments:
+        raise CheckpointError(
+            f"{checkpoint.path} has optimiser state for `{next(iter(moments))}`, which this optimiser does not train. "
+            "Build the same model and optimiser as in the saved run."
+        )
     optimizer.load_state_dict({"state": states, "param_groups": optimizer.state_dict()["param_groups"]})
 
 
-def _check_moments(state: dict[str, Tensor], name: str, parameter: nn.Parameter, path: Path) -> None:
-    """A CheckpointError unless this is what Adam keeps of a parameter."""
-    shapes = {"step": torch.Size(), "exp_avg": parameter.shape, "exp_avg_sq": parameter.shape}
-    found = {key: value.shape if value.is_floating_point() else value.dtype for key, value in state.items()}
-    if found != shapes:
-        described = ", ".join(f"{key} {kind}" for key, kind in found.items())
-        raise CheckpointError(
-            f"{path} is damaged: the optimiser state of `{name}` must be step, exp_avg and exp_avg_sq for shape "
-            f"{tuple(parameter.shape)}, but is {described}."
-        )
-
-
 def load_weights(model: nn.Module, path: Path | str, except_prefix: str | Sequence[str] = ()) -> None:
-    """Take the weights of a checkpoint, apart from those of a new head.
+    """Load the weights of a checkpoint, except for parts such as a new head.
 
     Args:
-        model: The model; what is excepted stays as it is.
+        model: The model; excepted weights stay as they are.
         path: The checkpoint.
-        except_prefix: Beginnings of names that are not taken, ``"head."`` for one.
+        except_prefix: Skip names that start with this prefix, or one of these prefixes, such as ``"head."``.
     """
     path = Path(path)
     prefixes = (except_prefix,) if isinstance(except_prefix, str) else tuple(except_prefix)
     own = model.state_dict()
     for prefix in prefixes:
         if not any(name.startswith(prefix) for name in own):
-            raise ValueError(f"`except_prefix` is {prefix!r}, but the model has no such weights: {some(own)}.")
+            raise ValueError(f"`except_prefix` is {prefix!r}, but no weights of the model start with it: {some(own)}.")
     weights = read_checkpoint(path).weights
     _load(model, {name: value for name, value in weights.items() if not name.startswith(prefixes)}, path, prefixes)
 
@@ -157,24 +153,28 @@ def _save(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str]) -> N
     try:
         need("safetensors.torch", "A checkpoint").save_file(tensors, path, metadata)
     except safetensors.SafetensorError as error:
-        # It tells what the system said in words only.
+        # The number of the system error is only in its text.
         found = re.search(r"os error (\d+)", str(error))
-        if found is None:
-            raise OSError(errno.EIO, str(error), str(path)) from None
-        raise OSError(int(found[1]), os.strerror(int(found[1])), str(path)) from None
+        number, text = (int(found[1]), os.strerror(int(found[1]))) if found else (errno.EIO, str(error))
+        raise OSError(number, text, str(path)) from None
 
 
 def _optimized(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[tuple[str, nn.Parameter]]:
-    """The parameters of the optimiser with their names, in its order."""
+    """The parameters of the optimiser with their names, in the optimiser's order."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     return [(names[id(parameter)], parameter) for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def _load(model: nn.Module, weights: dict[str, Tensor], path: Path, prefixes: tuple[str, ...] = ()) -> None:
-    """Load all, or say in one message what does not fit and change nothing."""
-    own = [name for name in model.state_dict() if not name.startswith(prefixes)] if prefixes else [*model.state_dict()]
+    """Load all weights, or raise one error that lists everything that does not fit and change nothing."""
+    own = [name for name in model.state_dict() if not name.startswith(prefixes)]
     kinds = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
-    optional = _optional_names(model)
+    # Modules declare state that older checkpoints do not have.
+    optional = {
+        f"{prefix}.{name}".removeprefix(".")
+        for prefix, module in model.named_modules()
+        for name in getattr(module, "optional_state", ())
+    }
     missing = [name for name in own if name not in weights and name not in optional]
     unexpected = [name for name in weights if name not in own]
     shapes = [
@@ -182,25 +182,18 @@ def _load(model: nn.Module, weights: dict[str, Tensor], path: Path, prefixes: tu
         for name, value in weights.items()
         if name in kinds and name in own and value.shape != kinds[name].shape
     ]
-    problems = [f"not in the checkpoint: {some(missing)}"] * bool(missing)
-    problems += [f"not in the model: {some(unexpected)}"] * bool(unexpected)
-    problems += [f"shapes differ: {some(shapes)}"] * bool(shapes)
-    if problems:
+    problems = {"not in the checkpoint": missing, "not in the model": unexpected, "shapes differ": shapes}
+    if any(problems.values()):
+        found = "; ".join(f"{problem}: {some(names)}" for problem, names in problems.items() if names)
         raise CheckpointError(
-            f"{path} does not fit the model: {'; '.join(problems)}. Build the model as it was, or leave out a part "
-            "with load_weights(..., except_prefix=...)."
+            f"{path} does not fit the model: {found}. Build the model as it was, or skip a part with "
+            "load_weights(..., except_prefix=...)."
         )
     try:
-        # What is excepted is missing by intention; all else was checked.
+        # Not strict, since excepted weights are missing on purpose; everything else was checked above.
         model.load_state_dict(weights, strict=False)
     except (RuntimeError, ValueError) as error:
         raise CheckpointError(f"{path} does not fit the model: {error}") from None
-
-
-def _optional_names(model: nn.Module) -> set[str]:
-    """What parts of the model say that older checkpoints do not have."""
-    parts = model.named_modules()
-    return {f"{prefix}.{name}".removeprefix(".") for prefix, x in parts for name in getattr(x, "optional_state", ())}
 
 
 def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -208,14 +201,14 @@ def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def some(names: Iterable[str]) -> str:
-    """The first few names, and how many more there are."""
+    """Join the first few names, and say how many more there are."""
     names = list(names)
-    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
-    return ", ".join(names[:_MOST_NAMES]) + more
+    more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
+    return ", ".join(names[:_MAX_NAMES]) + more
 
 
 def _separate(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """On the CPU, contiguous, and none sharing memory with another, as the format asks."""
+    """Copy to the CPU, contiguous and without shared memory, as the format requires."""
     seen: set[int] = set()
     out = {}
     for name, tensor in tensors.items():
@@ -226,10 +219,11 @@ def _separate(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return out
 
 
-def _digest(tensors: dict[str, Tensor], text: str) -> str:
-    digest = hashlib.blake2b(text.encode(), digest_size=16)
+def digest(tensors: dict[str, Tensor], text: str = "") -> str:
+    """A hash of named CPU tensors and a text."""
+    found = hashlib.blake2b(text.encode(), digest_size=16)
     for name in sorted(tensors):
         tensor = tensors[name]
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()
+        found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        found.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return found.hexdigest()

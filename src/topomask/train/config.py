@@ -1,4 +1,4 @@
-"""How to train: what a recipe states and the command line can change. Imports no torch."""
+"""Training options: set by a recipe, changed on the command line. Imports no torch."""
 
 from __future__ import annotations
 
@@ -7,27 +7,25 @@ from typing import Literal
 
 Optimizer = Literal["adam", "adamw"]
 Precision = Literal["float32", "bfloat16"]
-# Of a run that is told neither epochs nor steps.
-_DEFAULT_EPOCHS = 10
 
 
 @dataclass(frozen=True)
 class OptimConfig:
-    """The optimiser and its schedule: linear warm-up, constant, cosine decay.
+    """Optimiser and learning-rate schedule: linear warm-up, constant, cosine decay.
 
-    The paper gives Adam, 3e-3, 1e-5 and a warm-up of 10,000 steps, which is 0.36 of its 28,125 on ImageNet. It does not
+    The paper uses Adam with 3e-3, 1e-5 and 10,000 warm-up steps, which is 0.36 of its 28,125 on ImageNet. It does not
     say when the decay begins.
 
     Args:
-        name: The optimiser, adam or adamw. Weight decay is part of the gradient for the first only.
+        name: Optimiser: adam (weight decay is added to the gradient) or adamw (decoupled weight decay).
         lr: Learning rate between warm-up and decay.
         final_lr: Learning rate of the last step.
         warmup: Fraction of all steps, at the start, over which the learning rate rises.
-        decay: Fraction of all steps, at the end, over which it falls.
-        weight_decay: Decay of matrices; biases, norms and the parameters of masks do not decay.
-        betas: Decay of the running means of the gradient and of its square.
-        eps: Added to the root of the mean square.
-        clip: Largest norm of the gradient of all parameters; None does not clip.
+        decay: Fraction of all steps, at the end, over which the learning rate falls.
+        weight_decay: Weight decay of matrices; biases, norms and mask parameters do not decay.
+        betas: Coefficients of the running means of the gradient and its square.
+        eps: Added to the denominator for numerical stability.
+        clip: Maximum norm of the gradient of all parameters; None disables clipping.
 
     References:
         Reid et al. (2025), Table 2.
@@ -57,21 +55,21 @@ class OptimConfig:
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """The length of a run, its optimiser, what it does on the way, and its seed.
+    """Length of a run, its optimiser, logging, checkpoints and seed.
 
     Args:
-        optim: The optimiser and its schedule.
-        epochs: Passes over the data; None for a length in steps, and 10 where both are None.
-        steps: Steps in all, instead of epochs.
-        seed: Seed of the weights, the walks and of dropout.
-        device: Where to run: auto, cpu, cuda.
-        precision: Precision of products; bfloat16 is mixed precision by autocast, where the device has it.
+        optim: Optimiser and schedule.
+        epochs: Passes over the data; set either this or steps. Default: 10 if both are None.
+        steps: Total number of steps.
+        seed: Seed of weights, walks and dropout.
+        device: Device to train on: auto, cpu or cuda.
+        precision: float32, or bfloat16 for mixed precision by autocast.
         log_every: Steps between lines of training metrics.
-        eval_every: Steps between evaluations; None is every epoch.
-        checkpoint_every: Steps between checkpoints; None is every epoch.
-        patience: Evaluations in a row without a better one after which the run stops; None never does.
-        keep: How many of the last checkpoints to keep, besides the best.
-        tensorboard: Write metrics for TensorBoard too.
+        eval_every: Steps between evaluations; None evaluates once per epoch.
+        checkpoint_every: Steps between checkpoints; None saves once per epoch.
+        patience: Stop after this many evaluations in a row without improvement; None never stops early.
+        keep: How many of the latest checkpoints to keep, besides the best.
+        tensorboard: Also write metrics for TensorBoard.
         progress: Show progress.
     """
 
@@ -95,29 +93,23 @@ class TrainConfig:
             _check(name, value, value is None or value >= 1, "at least 1")
         if self.epochs is not None and self.steps is not None:
             raise ValueError(
-                f"`epochs` is {self.epochs} and `steps` is {self.steps}, but a run has one length. Set one of them and "
-                "the other to None, as in --train.epochs None."
+                f"`epochs` is {self.epochs} and `steps` is {self.steps}, but only one can be set. Set the other to "
+                "None, as in --train.epochs None."
             )
         _check("seed", self.seed, 0 <= self.seed < 2**63, "in [0, 2**63)")
         _check("precision", self.precision, self.precision in ("float32", "bfloat16"), "'float32' or 'bfloat16'")
 
     def total_steps(self, length: int) -> int:
-        """Steps in all, where an epoch has ``length`` of them."""
-        if self.steps is not None:
-            return self.steps
-        return length * (_DEFAULT_EPOCHS if self.epochs is None else self.epochs)
+        """The total number of steps, with ``length`` steps per epoch."""
+        return length * (self.epochs or 10) if self.steps is None else self.steps
 
 
-# Fields that numbers do not depend on, apart from rounding: a resumed run may change them. (It may also have more
-# patience.)
-FREE_FIELDS = frozenset(
-    [
-        *("data.root", "data.download"),
-        *("train.checkpoint_every", "train.device", "train.keep", "train.progress", "train.tensorboard"),
-    ]
-)
+# Fields that do not affect the results, apart from rounding, so a resumed run may change them. (It may also raise
+# `patience`.)
+_FREE_TRAIN_FIELDS = ("checkpoint_every", "device", "keep", "progress", "tensorboard")
+FREE_FIELDS = frozenset({"data.root", "data.download", *(f"train.{name}" for name in _FREE_TRAIN_FIELDS)})
 
 
-def _check(name: str, value: object, good: bool, expected: str) -> None:
-    if not good:
+def _check(name: str, value: object, valid: bool, expected: str) -> None:
+    if not valid:
         raise ValueError(f"`{name}` must be {expected}, but is {value!r}.")

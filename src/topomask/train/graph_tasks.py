@@ -1,4 +1,4 @@
-"""Tasks on graphs: classes of graphs, and of nodes."""
+"""Tasks on graphs: classification of graphs and of nodes."""
 
 from __future__ import annotations
 
@@ -14,32 +14,32 @@ from topomask.train.tasks import Classification, Task, accuracy, in_full
 
 
 class GraphClassification(Classification):
-    """Cross entropy of batches of graphs (:class:`topomask.data.GraphBatch`), and accuracy.
+    """Cross entropy and accuracy of batches of graphs (:class:`topomask.data.GraphBatch`).
 
-    A model is called with the features of all nodes, and the batch as one graph.
+    The model is called with the features of all nodes, and the batch as one graph.
 
     Args:
-        label_smoothing: Probability spread over all classes, while the model trains.
+        label_smoothing: Probability spread evenly over all classes, in training only.
     """
 
     def loss(self, model: nn.Module, batch: GraphBatch) -> tuple[Tensor, dict[str, Tensor]]:
         """Cross entropy and accuracy."""
         logits = in_full(model(batch.x, batch.graph))  # [G, classes]
-        _check_rows(logits, len(batch.labels), "graph", "Take a model with readout='mean', 'sum' or 'attention'.")
+        _check_rows(logits, len(batch.labels), "graph", "Use a model with readout='mean', 'sum' or 'attention'.")
         return self.judge(logits, batch.labels, model.training)
 
     def size(self, batch: Any) -> int:
-        """Graphs of a batch."""
+        """Number of graphs in a batch."""
         return len(batch.labels)
 
 
 class NodeClassification(Task):
-    """Cross entropy of the nodes that are asked for (:class:`topomask.data.NodeBatch`), and accuracy or ROC-AUC.
+    """Cross entropy, and accuracy or ROC-AUC, of the selected nodes of a :class:`topomask.data.NodeBatch`.
 
-    The area under the ROC curve is one of all nodes together, so evaluate on one batch: the whole graph.
+    ROC-AUC is not a mean over batches, so evaluate on one batch: the whole graph.
 
     Args:
-        metric: ``"accuracy"``, or ``"roc_auc"`` for two classes; the best checkpoint is chosen by it.
+        metric: ``"accuracy"``, or ``"roc_auc"`` for two classes; it also selects the best checkpoint.
     """
 
     higher_is_better = True
@@ -52,7 +52,7 @@ class NodeClassification(Task):
     def loss(self, model: nn.Module, batch: NodeBatch) -> tuple[Tensor, dict[str, Tensor]]:
         """Cross entropy and the metric."""
         logits = in_full(model(batch.x, batch.graph))
-        _check_rows(logits, batch.graph.num_nodes, "node", "Take a model with readout='node'.")
+        _check_rows(logits, batch.graph.num_nodes, "node", "Use a model with readout='node'.")
         logits = logits[batch.nodes]  # [n, classes]
         loss = F.cross_entropy(logits, batch.labels)
         if self.metric == "accuracy":
@@ -63,27 +63,27 @@ class NodeClassification(Task):
         return loss, {"roc_auc": roc_auc(scores, batch.labels)}
 
     def size(self, batch: Any) -> int:
-        """Nodes that are asked for."""
+        """Number of selected nodes."""
         return len(batch.labels)
 
 
 def _check_rows(logits: Tensor, count: int, unit: str, fix: str) -> None:
-    """A ValueError unless a model gives one row per graph or node."""
+    """Raise a ValueError unless the model returned one row per graph or node."""
     if len(logits) != count:
-        raise ValueError(f"The model must give one row per {unit}, {count}, but gave {len(logits)}. {fix}")
+        raise ValueError(f"The model must return one row per {unit}, {count}, but returned {len(logits)}. {fix}")
 
 
 def roc_auc(scores: Tensor, labels: Tensor) -> Tensor:
-    r"""The area under the ROC curve: how often an example of class 1 has a larger score than one of class 0.
+    r"""Compute the area under the ROC curve: how often an example of class 1 scores higher than one of class 0.
 
     .. math:: \frac{1}{n_1 n_0} \sum_{i: y_i = 1} \sum_{j: y_j = 0} \big([s_i > s_j] + \tfrac12 [s_i = s_j]\big)
 
     Args:
-        scores: The larger, the more like class 1, [n].
-        labels: 0 or 1, [n].
+        scores: Scores, higher for class 1, [n].
+        labels: Labels, 0 or 1, [n].
 
     Returns:
-        The area; NaN where a score is.
+        The area; NaN if a score is NaN.
 
     Example:
         >>> roc_auc(torch.tensor([0.1, 0.4, 0.4, 0.8]), torch.tensor([0, 0, 1, 1]))
@@ -91,7 +91,7 @@ def roc_auc(scores: Tensor, labels: Tensor) -> Tensor:
     """
     others = (labels != 0) & (labels != 1)
     if others.any():
-        raise ValueError(f"`labels` must be 0 or 1, but hold {labels[others][0].item()}.")
+        raise ValueError(f"`labels` must be 0 or 1, but contain {labels[others][0].item()}.")
     if scores.isnan().any():
         return scores.new_tensor(torch.nan, dtype=torch.float64)
     positive = labels == 1
@@ -99,7 +99,7 @@ def roc_auc(scores: Tensor, labels: Tensor) -> Tensor:
     num_negative = len(labels) - num_positive
     if not num_positive or not num_negative:
         raise ValueError(
-            f"`labels` must hold both classes, but hold {num_positive} times 1 and {num_negative} times 0."
+            f"`labels` must contain both classes, but contain {num_positive} times 1 and {num_negative} times 0."
         )
     _, places, counts = torch.unique(scores, return_inverse=True, return_counts=True)
     # The mean rank, from 1, of every distinct score.

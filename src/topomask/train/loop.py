@@ -1,4 +1,4 @@
-"""The loop."""
+"""The training loop."""
 
 from __future__ import annotations
 
@@ -32,26 +32,26 @@ def run(
     resume: bool = False,
     fallback: bool = False,
 ) -> Result:
-    """Train a model, alone or as one of the processes that ``torchrun`` started.
+    """Train a model, in one process or in several that ``torchrun`` started.
 
-    A run that was killed at any moment and is resumed gives the numbers of one that was not: on the CPU, with the same
-    number of threads, to the last bit. The generators of torch, NumPy and Python are seeded.
+    A run that is killed at any moment and resumed gives the same results as an uninterrupted one: bit-identical on the
+    CPU with the same number of threads. Seeds the generators of torch, NumPy and Python.
 
-    SIGINT (Ctrl-C) and SIGTERM take effect after the step at which they arrive, once a checkpoint of it is written; a
-    second one ends the process at once.
+    On SIGINT (Ctrl-C) or SIGTERM, the run finishes the current step, writes a checkpoint, and stops. A second signal
+    ends the process at once.
 
     Args:
-        config: How long, with which optimiser, what on the way, and the seed.
-        build: Builds the model, called once the generators are seeded, so that every process has the same. To
-            fine-tune, let it call :func:`load_weights`.
-        data: Batches to learn from: an :class:`Epochs` such as :class:`topomask.data.Batches`, or a list of batches,
-            the same in every epoch.
-        task: The loss.
-        folder: Folder of the run: ``config.json``, ``metrics.jsonl`` and ``checkpoints``.
-        valid: Batches to evaluate on; the best checkpoint is chosen by them.
-        record: A dataclass with the rest of the recipe, to be kept with the checkpoints and compared on resuming.
-        resume: Go on with the run in the folder, if there is one.
-        fallback: Where the last checkpoint is damaged, take the one before it.
+        config: Length of the run, optimiser, logging and seed.
+        build: Builds the model; called after seeding, so every process builds the same one. To fine-tune, call
+            :func:`load_weights` in it.
+        data: Training batches: an :class:`Epochs` such as :class:`topomask.data.Batches`, or a list of batches that
+            is repeated every epoch.
+        task: The loss and its metrics.
+        folder: Run folder, for ``config.json``, ``metrics.jsonl`` and ``checkpoints``.
+        valid: Validation batches, which select the best checkpoint.
+        record: A dataclass with the rest of the configuration; saved with the checkpoints, and compared on resuming.
+        resume: Continue the run in the folder, if there is one.
+        fallback: If the last checkpoint is damaged, use the one before it.
 
     Returns:
         The model and its metrics.
@@ -66,16 +66,16 @@ def run(
         >>> result.metrics["accuracy"] > 0.9
         True
     """
-    # Said before the training, not at its first checkpoint.
+    # Fail now, not at the first checkpoint.
     need("safetensors", "Training")
-    whole = {} if record is None else to_dict(record)
+    full_record = ({} if record is None else to_dict(record)) | {"train": to_dict(config)}
     if not len(data):
-        raise ValueError("`data` has no batches, so there is nothing to learn from.")
+        raise ValueError("`data` has no batches, so there is nothing to train on.")
     if config.patience is not None and valid is None:
         raise ValueError("`patience` counts evaluations, but there is nothing to evaluate on. Pass `valid`.")
     processes = join_processes(config.device)
     check_precision(config.precision, processes.device)
-    # The same weights and walks in every process, and then randomness of its own.
+    # The same weights and walks in every process, then different random numbers in each.
     seed_everything(config.seed)
     model = build().to(processes.device)
     processes.check_equal(model)
@@ -85,7 +85,7 @@ def run(
     total = config.total_steps(length)
     optimizer = build_optimizer(model, config.optim)
     stepper = Stepper(model, optimizer, task, processes, config.precision, config.optim.clip)
-    run_folder = RunFolder(Path(folder), whole | {"train": to_dict(config)}, config.keep)
+    run_folder = RunFolder(Path(folder), full_record, config.keep)
     with (
         closing(run_folder),
         HeldSignals() as signals,

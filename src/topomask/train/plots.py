@@ -1,4 +1,4 @@
-"""Pictures of a run: loss, metrics, and the modulation that masks have learnt."""
+"""Plots of a run: loss, metrics, and the learnt modulation of masks."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from topomask.walks.modulation import Modulation
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# What a line has besides metrics that are worth a picture.
+# Fields of a line that are not plotted.
 _NOT_PLOTTED = {"event", "step", "epoch", "time", "lr", "grad_norm"}
 _PANELS_PER_ROW = 4
 
 
 def plot_run(folder: Path | str, model: nn.Module | None = None) -> list[Path]:
-    """Draw the metrics of a run, and the modulations of a model that has any, into the folder of the run.
+    """Plot the metrics of a run, and the modulations of its model if it has any, in the run folder.
 
     Args:
-        folder: Folder of the run.
+        folder: The run folder.
         model: The trained model.
 
     Returns:
-        The pictures: ``loss.png``, one for every other metric of evaluation, and ``modulation.png``.
+        Paths of the plots: ``loss.png``, one for every other evaluation metric, and ``modulation.png``.
     """
     folder = Path(folder)
     lines = read_metrics(folder / "metrics.jsonl")
     names = {"loss": None} | {name: None for line in lines if line["event"] == "eval" for name in line}
-    # A metric may be called val/loss.
+    # Metric names may contain slashes, as in val/loss.
     plotted = {name: folder / (re.sub(r"[/\\]", "-", name) + ".png") for name in names if name not in _NOT_PLOTTED}
     for name, path in plotted.items():
         plot_metric(lines, name, path)
@@ -46,13 +46,11 @@ def plot_run(folder: Path | str, model: nn.Module | None = None) -> list[Path]:
 
 
 def plot_metric(lines: list[dict[str, Any]], name: str, path: Path) -> None:
-    """Draw a metric over the epochs, in training and in evaluation."""
+    """Plot a metric over the epochs, in training and in evaluation."""
     figure = _new_figure(6, 3.8)
     axes = figure.subplots()
     for event, label, style in (("train", "training", "-"), ("eval", "evaluation", "o-")):
-        points = [
-            (line["epoch"], line[name]) for line in lines if line["event"] == event and line.get(name) is not None
-        ]
+        points = [(x["epoch"], x[name]) for x in lines if x["event"] == event and x.get(name) is not None]
         if points:
             axes.plot(*zip(*points, strict=True), style, label=label, markersize=4, linewidth=1.4)
     axes.set(xlabel="epoch", ylabel=name.replace("_", " "))
@@ -63,16 +61,16 @@ def plot_metric(lines: list[dict[str, Any]], name: str, path: Path) -> None:
 
 
 def find_modulations(model: nn.Module) -> dict[str, Modulation]:
-    """The modulations of a model by the names of their masks; one that serves several layers once."""
+    """The modulations of a model, by the names of their masks; shared ones are listed once."""
     found = {name: module for name, module in model.named_modules() if isinstance(module, Modulation)}
     return {name.removesuffix(".modulation") or "mask": module for name, module in found.items()}
 
 
 def plot_modulations(model: nn.Module, path: Path) -> None:
-    """Draw f over the length of the walk: a panel for every mask, a line for every head."""
+    """Plot f over the walk length: one panel per mask, one line per head."""
     modulations = find_modulations(model)
     if not modulations:
-        raise ValueError("`model` has no mask with a learnt modulation, so there is nothing to draw.")
+        raise ValueError("`model` has no mask with a learnt modulation, so there is nothing to plot.")
     columns = min(len(modulations), _PANELS_PER_ROW)
     rows = -(-len(modulations) // columns)
     figure = _new_figure(1.2 + 2.8 * columns, 0.6 + 2.6 * rows)
@@ -95,11 +93,11 @@ def plot_modulations(model: nn.Module, path: Path) -> None:
 
 
 def _new_figure(width: float, height: float) -> Figure:
-    # Imported where something is drawn, since that takes half a second.
+    # Imported on first use, since that takes half a second.
     return cast("Figure", need("matplotlib.figure", "A plot").Figure(figsize=(width, height), layout="constrained"))
 
 
 def _save(figure: Figure, path: Path) -> None:
-    """Write a picture in the format of its suffix, all of it or nothing."""
+    """Write a figure atomically, in the format of its suffix."""
     kind = path.suffix[1:].lower() or "png"
     write_atomically(path, lambda temporary: figure.savefig(temporary, dpi=150, format=kind))

@@ -1,4 +1,4 @@
-"""What a run reports: metrics on disk, and progress on the terminal."""
+"""Reports of a run: metrics on disk, and progress on the terminal."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from typing import Any
 from topomask.support.files import explained, parse_json, write_atomically
 from topomask.support.imports import installed, need
 
-# Logs of long runs should stay readable; all lines of training are in the metrics anyway.
+# Keeps the logs of long runs readable; the metrics file has every line.
 _SECONDS_BETWEEN_LINES = 5.0
 
 
 class Journal:
-    """Writes ``metrics.jsonl``, every line flushed.
+    """Writes ``metrics.jsonl``, and flushes every line.
 
-    A line has ``event``, ``step`` and ``epoch``, the metrics, and under ``time`` what differs from run to run.
+    A line has ``event``, ``step`` and ``epoch``, the metrics, and under ``time`` the values that vary between runs.
 
     Args:
-        path: The file; None writes nothing, in processes other than the first.
-        step: The step that the run goes on from; lines beyond it are cut off.
+        path: The file; None writes nothing, for all processes but the first.
+        step: The step that the run resumes from; later lines are removed.
         tensorboard: Folder for TensorBoard, or None.
     """
 
     def __init__(self, path: Path | None, step: int = 0, tensorboard: Path | None = None) -> None:
-        # Lines that were there, and how many were cut: beyond the step, and those that are damaged.
+        # Lines that stay, and the number of removed lines: beyond the step, and damaged.
         self.kept: list[dict[str, Any]] = []
         self.beyond = self.damaged = 0
         self.path = path
@@ -38,18 +38,17 @@ class Journal:
         self._writer = None if path is None or tensorboard is None else _tensorboard(tensorboard, step)
 
     def _open(self, path: Path, step: int) -> Any:
-        """The file, open behind the lines that are not beyond the step; no others stay."""
-        content = path.read_bytes() if path.exists() else b""
-        found, self.damaged = _lines(content)
-        texts = [text for line, text in found if line["step"] <= step]
-        self.kept = [line for line, _ in found if line["step"] <= step]
-        self.beyond = len(found) - len(texts)
-        kept = b"".join(texts)
-        if not content.startswith(kept):
-            # What is to be cut stands between lines that stay.
-            write_atomically(path, lambda temporary: temporary.write_bytes(kept))
+        """Open the file after removing damaged lines and those beyond the step."""
         path.touch()
-        # Unbuffered, so that a line is on its way at once.
+        content = path.read_bytes()
+        found, self.damaged = _lines(content)
+        self.kept = [line for line, _ in found if line["step"] <= step]
+        self.beyond = len(found) - len(self.kept)
+        kept = b"".join(text for line, text in found if line["step"] <= step)
+        if not content.startswith(kept):
+            # Some lines to remove are between lines that stay, so truncating is not enough.
+            write_atomically(path, lambda temporary: temporary.write_bytes(kept))
+        # Unbuffered, so that every line is written at once.
         file = path.open("r+b", buffering=0)
         file.truncate(len(kept))
         file.seek(len(kept))
@@ -59,25 +58,21 @@ class Journal:
         self, event: str, step: int, epoch: float, values: Mapping[str, float], time: Mapping[str, float]
     ) -> None:
         """Add a line."""
-        if self._file is not None:
+        if self._file is not None and self.path is not None:
             line = {"event": event, "step": step, "epoch": epoch, **values, "time": dict(time)}
-            self._append((json.dumps(_plain(line), allow_nan=False) + "\n").encode())
+            text = (json.dumps(_plain(line), allow_nan=False) + "\n").encode()
+            try:
+                while text:
+                    # If the disk is nearly full, only a part is written.
+                    text = text[self._file.write(text) :]
+            except OSError as error:
+                raise explained(error, self.path) from None
         if self._writer is not None:
             for name, value in {**values, **time}.items():
                 self._writer.add_scalar(f"{event}/{name}", value, step)
 
-    def _append(self, text: bytes) -> None:
-        assert self._file is not None
-        assert self.path is not None
-        try:
-            while text:
-                # Where the disk is nearly full, a part is written.
-                text = text[self._file.write(text) :]
-        except OSError as error:
-            raise explained(error, self.path) from None
-
     def sync(self) -> None:
-        """Make sure that all lines are on disk: a checkpoint must not know more than the journal."""
+        """Flush all lines to disk: a checkpoint must not be ahead of the journal."""
         if self._file is not None:
             os.fsync(self._file.fileno())
 
@@ -89,12 +84,12 @@ class Journal:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The lines of a metrics file that are whole, as dicts."""
+    """Read the intact lines of a metrics file as dicts."""
     return [line for line, _ in _lines(path.read_bytes())[0]]
 
 
 def _lines(content: bytes) -> tuple[list[tuple[dict[str, Any], bytes]], int]:
-    """Whole lines, each with its text, and the number of those that are not."""
+    """Intact lines, each with its text, and the number of damaged lines."""
     texts = content.splitlines(keepends=True)
     found = [(_line(text), text) for text in texts]
     whole = [(line, text) for line, text in found if line is not None]
@@ -102,7 +97,7 @@ def _lines(content: bytes) -> tuple[list[tuple[dict[str, Any], bytes]], int]:
 
 
 def _line(text: bytes) -> dict[str, Any] | None:
-    """A line as :meth:`Journal.write` wrote it, or None."""
+    """Parse a line that :meth:`Journal.write` wrote; None if it is damaged."""
     try:
         line = parse_json(text)
     except ValueError:
@@ -130,20 +125,14 @@ def _tensorboard(folder: Path, step: int) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """With None for numbers that are not finite, which JSON does not have."""
+    """Replace NaN and infinity, which JSON does not have, by None."""
     if isinstance(value, dict):
         return {name: _plain(part) for name, part in value.items()}
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 class Progress:
-    """Shows how far a run is.
-
-    Args:
-        total: Steps in all.
-        step: The step that the run goes on from.
-        enabled: Whether to show anything.
-    """
+    """Shows progress from ``step`` to ``total``: a bar on a terminal if rich is installed, plain lines otherwise."""
 
     def __init__(self, total: int, step: int = 0, enabled: bool = True) -> None:
         self.total, self.first, self.enabled = total, step, enabled
@@ -152,9 +141,16 @@ class Progress:
         self._bar = _bar(total, step) if enabled and sys.stdout.isatty() else None
 
     def advance(self, step: int) -> None:
-        """Move on to a step."""
+        """Move to a step."""
         if self._bar is not None:
             self._bar.update(self._bar.task_ids[0], completed=step)
+
+    def announce(self, step: int, text: str) -> None:
+        """Show what comes after a step: beside the bar, or on a line."""
+        if self._bar is not None:
+            self._bar.update(self._bar.task_ids[0], description=text)
+        else:
+            self.note(f"{step + 1}/{self.total}  {text}")
 
     def line(self, event: str, step: int, values: Mapping[str, float]) -> None:
         """Show the metrics of an event."""

@@ -1,10 +1,10 @@
-"""One step of training: the optimiser, its learning rate, the step itself, and where numbers stop being finite."""
+"""A training step: the optimiser, the learning rate, the step itself, and errors that locate NaN and infinity."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -14,11 +14,13 @@ from topomask.train.config import OptimConfig, Precision
 from topomask.train.processes import Processes
 from topomask.train.tasks import Task, tensors_in, to_device
 
+_Key = TypeVar("_Key", int, str)
+
 
 def learning_rate(config: OptimConfig, step: int, total: int) -> float:
-    r"""The learning rate of a step: linear warm-up, constant, cosine decay.
+    r"""Return the learning rate of a step: linear warm-up, constant, cosine decay.
 
-    With w steps of warm-up and d of decay out of T, step s from 0 on has
+    With w warm-up steps and d decay steps out of T, step s (from 0) has learning rate
 
     .. math::
         \eta_s = \begin{cases} \eta\,(s + 1) / w & s < w \\ \eta & w \le s < T - d \\
@@ -26,8 +28,8 @@ def learning_rate(config: OptimConfig, step: int, total: int) -> float:
 
     Args:
         config: The schedule.
-        step: The step, from 0 on.
-        total: Steps in all.
+        step: The step, counted from 0.
+        total: Total number of steps.
 
     Example:
         >>> config = OptimConfig(lr=1.0, final_lr=0.0, warmup=0.4, decay=0.4)
@@ -48,39 +50,26 @@ def learning_rate(config: OptimConfig, step: int, total: int) -> float:
 
 
 def build_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.Optimizer:
-    """Adam or AdamW; only matrices that belong to no mask decay."""
-    of_masks = {id(p) for module in model.modules() if isinstance(module, Mask) for p in module.parameters()}
-    decaying: list[nn.Parameter] = []
-    others: list[nn.Parameter] = []
-    for parameter in model.parameters():
-        if parameter.requires_grad:
-            decays = parameter.ndim >= 2 and id(parameter) not in of_masks
-            (decaying if decays else others).append(parameter)
-    groups = [
-        {"params": decaying, "weight_decay": config.weight_decay},
-        {"params": others, "weight_decay": 0.0},
-    ]
-    if not decaying + others:
+    """Build Adam or AdamW; weight decay applies only to matrices that do not belong to a mask."""
+    in_masks = {id(p) for module in model.modules() if isinstance(module, Mask) for p in module.parameters()}
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    if not trained:
         raise ValueError("The model has no parameter that requires a gradient, so there is nothing to train.")
-    kind = torch.optim.AdamW if config.name == "adamw" else torch.optim.Adam
-    # One kernel for all parameters: by default, small models spend a tenth of a step in the optimiser's loop.
-    fused = all(parameter.is_floating_point() for parameter in decaying + others)
-    return kind(
-        [group for group in groups if group["params"]], lr=config.lr, betas=config.betas, eps=config.eps, fused=fused
+    decaying = [p for p in trained if p.ndim >= 2 and id(p) not in in_masks]
+    others = [p for p in trained if p.ndim < 2 or id(p) in in_masks]
+    groups = ((decaying, config.weight_decay), (others, 0.0))
+    return (torch.optim.AdamW if config.name == "adamw" else torch.optim.Adam)(
+        [{"params": params, "weight_decay": decay} for params, decay in groups if params],
+        lr=config.lr,
+        betas=config.betas,
+        eps=config.eps,
+        # One kernel for all parameters: otherwise small models spend a tenth of a step in the optimiser's loop.
+        fused=all(parameter.is_floating_point() for parameter in trained),
     )
 
 
 class Stepper:
-    """Takes optimiser steps.
-
-    Args:
-        model: The model, without any wrapping.
-        optimizer: Its optimiser.
-        task: The task.
-        processes: The processes of the run.
-        precision: Precision of products.
-        clip: Largest norm of the gradient, or None.
-    """
+    """Takes optimiser steps with a model that is not wrapped; ``clip`` bounds the norm of the gradient."""
 
     def __init__(
         self,
@@ -97,25 +86,21 @@ class Stepper:
         self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
 
     def step(self, batch: Any, lr: float) -> tuple[dict[str, float], int]:
-        """One step.
-
-        Args:
-            batch: This process's part of the batch.
-            lr: The learning rate.
+        """Take one step on this process's part of a batch.
 
         Returns:
-            Means of loss, metrics and norm of the gradient over the examples of all processes, and their number.
+            The mean loss, metrics and gradient norm over the examples of all processes, and the number of examples.
         """
         own = self.task.size(batch)
         if not own:
-            raise ValueError("A batch has no examples. Leave out the last of an epoch where it is too small to share.")
+            raise ValueError("A batch has no examples. Drop the last batch of an epoch if it is too small to share.")
         self.model.train()
         device = self.processes.device
         batch = to_device(batch, device)
         loss, metrics = self._forward(self.wrapped, batch)
         values = torch.stack([torch.as_tensor(x).detach().double().to(device) for x in (loss, *metrics.values())])
         size, *sums = self.processes.reduce(torch.cat([values.new_ones(1), values]) * own).tolist()
-        # Gradients are averaged over processes, so a process counts by its share of the examples.
+        # Gradients are averaged over processes, so weight each process by its share of the examples.
         share = own * self.processes.world_size / size
         self.optimizer.zero_grad()
         (loss if share == 1 else loss * share).backward()
@@ -138,50 +123,46 @@ class Stepper:
 
 
 class NonFiniteError(ArithmeticError):
-    """A loss, a gradient or a weight that is not a finite number."""
+    """The loss, a gradient or a weight is NaN or infinite."""
 
 
 def faulty_weights(model: nn.Module) -> str | None:
-    """The first parameter whose values are not finite, in words; None where all are."""
-    for name, parameter in model.named_parameters():
-        if not _is_finite(parameter):
-            return f"the first weights that are not finite are those of `{name}`"
-    return None
+    """Describe the first parameter with NaN or infinite values; None if all are finite."""
+    name = _first_nonfinite(model.named_parameters())
+    return None if name is None else f"the first weights that are not finite are those of `{name}`"
 
 
 def explain_fault(model: nn.Module, batch: Any, forward: Callable[[], object]) -> str:
-    """Where the first numbers that are not finite come from, in words.
+    """Describe where the first NaN or infinite numbers of a failed step come from.
 
-    Args:
-        model: The model, with the gradients of the step that failed.
-        batch: The batch of that step.
-        forward: Computes the loss of that batch once more, to watch the layers.
+    The model has the gradients of that step; ``forward`` computes its loss again, to check the output of every layer.
     """
-    return (
-        faulty_weights(model)
-        or _faulty_input(batch)
-        or _faulty_layer(model, forward)
-        or _faulty_gradient(model)
-        or "weights, batch and outputs of all layers are finite here, so the loss itself is at fault"
-    )
+    fault = faulty_weights(model) or _faulty_input(batch) or _faulty_layer(model, forward)
+    if fault is not None:
+        return fault
+    name = _first_nonfinite((name, p.grad) for name, p in model.named_parameters() if p.grad is not None)
+    if name is not None:
+        return f"the first gradient that is not finite is that of `{name}`"
+    return "weights, batch and the outputs of all layers are finite here, so the fault is in the loss itself"
 
 
 def _faulty_input(batch: Any) -> str | None:
-    for place, tensor in enumerate(tensors_in(batch)):
-        if not _is_finite(tensor):
-            rows = tensor.reshape(len(tensor), -1) if tensor.ndim else tensor.reshape(1, 1)
-            example = int((~rows.isfinite()).any(dim=1).nonzero()[0])
-            return f"tensor {place} of the batch holds numbers that are not finite, first in its example {example}"
-    return None
+    tensors = list(tensors_in(batch))
+    place = _first_nonfinite(enumerate(tensors))
+    if place is None:
+        return None
+    rows = tensors[place].reshape(len(tensors[place]) if tensors[place].ndim else 1, -1)
+    example = int((~rows.isfinite()).any(dim=1).nonzero()[0])
+    return f"tensor {place} of the batch has values that are not finite, first in example {example}"
 
 
 def _faulty_layer(model: nn.Module, forward: Callable[[], object]) -> str | None:
-    """The first layer with an output that is not finite. Dropout draws anew, so that it may not show again."""
+    """Describe the first layer with non-finite output. Dropout draws again, so the fault may not reappear."""
     found: list[str] = []
 
     def watch(name: str) -> Callable[[nn.Module, Any, Any], None]:
         def hook(_layer: nn.Module, _inputs: Any, output: Any) -> None:
-            if not found and not all(_is_finite(tensor) for tensor in tensors_in(output)):
+            if not found and _first_nonfinite(enumerate(tensors_in(output))) is not None:
                 found.append(name)
 
         return hook
@@ -193,15 +174,12 @@ def _faulty_layer(model: nn.Module, forward: Callable[[], object]) -> str | None
     finally:
         for handle in handles:
             handle.remove()
-    return f"the first output that is not finite is that of the layer `{found[0] or 'model'}`" if found else None
+    return f"the first output that is not finite is that of layer `{found[0] or 'model'}`" if found else None
 
 
-def _faulty_gradient(model: nn.Module) -> str | None:
-    for name, parameter in model.named_parameters():
-        if parameter.grad is not None and not _is_finite(parameter.grad):
-            return f"the first gradient that is not finite is that of `{name}`"
+def _first_nonfinite(tensors: Iterable[tuple[_Key, Tensor]]) -> _Key | None:
+    """The key of the first tensor that has a NaN or infinite value."""
+    for key, tensor in tensors:
+        if (tensor.is_floating_point() or tensor.is_complex()) and not tensor.isfinite().all():
+            return key
     return None
-
-
-def _is_finite(tensor: Tensor) -> bool:
-    return not (tensor.is_floating_point() or tensor.is_complex()) or bool(tensor.isfinite().all())

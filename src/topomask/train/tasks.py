@@ -1,10 +1,9 @@
-"""What a model is trained to do: the batches it is given, the loss and the metrics of each, and of a data set."""
+"""Tasks: batches, the loss and metrics of a batch, and evaluation on a data set."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from itertools import islice
 from typing import Any, Protocol, runtime_checkable
 
@@ -18,27 +17,27 @@ from topomask.train.processes import Processes
 
 @runtime_checkable
 class Epochs(Protocol):
-    """Batches in an order that depends on the seed and the epoch alone, so that a run can go on from any step.
+    """Batches whose order depends only on the seed and the epoch, so that a run can resume from any step.
 
-    Any object with these methods will do. Under ``torchrun`` it needs one more, ``shard(rank, world_size)``: the part
-    of every batch that one of several processes takes, as an object of this kind. In training, all parts have the same
-    number of batches, and none is empty.
+    Any object with these methods works. Under ``torchrun`` it also needs ``shard(rank, world_size)``, which returns the
+    same kind of object with one process's part of every batch. In training, all parts must have the same number of
+    batches, none of them empty.
     """
 
     def __len__(self) -> int:
-        """Batches per epoch."""
+        """Number of batches per epoch."""
 
     def epoch(self, epoch: int, skip: int = 0) -> Iterator[Any]:
-        """The batches of an epoch without the first ``skip``, the same whenever they are asked for."""
+        """The batches of an epoch without the first ``skip``; the same on every call."""
 
 
 def batches_of(data: Epochs | Iterable[Any], epoch: int = 0, skip: int = 0) -> Iterator[Any]:
-    """The batches of an epoch; a plain list of batches is gone through in its order in every epoch."""
+    """The batches of an epoch; a plain list has the same batches in every epoch."""
     return data.epoch(epoch, skip) if isinstance(data, Epochs) else islice(data, skip, None)
 
 
 def to_device(batch: Any, device: torch.device) -> Any:
-    """A batch of tensors, tuples, lists, dicts and whatever else has a method ``to``, on a device."""
+    """Move a batch to a device: tensors, other objects with a method ``to``, and tuples, lists and dicts of them."""
     if isinstance(batch, Mapping):
         return {name: to_device(part, device) for name, part in batch.items()}
     if isinstance(batch, tuple | list):
@@ -48,7 +47,7 @@ def to_device(batch: Any, device: torch.device) -> Any:
 
 
 def tensors_in(batch: Any) -> Iterator[Tensor]:
-    """The tensors in tuples, lists and dicts, in their order."""
+    """Iterate over the tensors in nested tuples, lists and dicts."""
     if isinstance(batch, Tensor):
         yield batch
     elif isinstance(batch, Mapping | tuple | list):
@@ -60,8 +59,8 @@ class Task(ABC):
     """A loss and its metrics.
 
     Attributes:
-        monitor: The metric of evaluation by which the best checkpoint is chosen.
-        higher_is_better: Whether a larger value of it is better.
+        monitor: The evaluation metric that selects the best checkpoint.
+        higher_is_better: Whether higher values of this metric are better.
     """
 
     monitor: str = "loss"
@@ -69,25 +68,25 @@ class Task(ABC):
 
     @abstractmethod
     def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, dict[str, Tensor]]:
-        """The loss to minimise, and metrics; all are means over the examples of the batch.
+        """Compute the loss to minimise and the metrics, all as means over the examples of the batch.
 
         Call the model itself, not its methods: under ``torchrun`` it is wrapped.
         """
 
     def size(self, batch: Any) -> int:
-        """Examples in a batch. Default: the length of its first tensor."""
+        """Number of examples in a batch. Default: the length of its first tensor."""
         for tensor in tensors_in(batch):
             return len(tensor)
         raise ValueError(
-            f"A batch of type {type(batch).__name__} holds no tensor. Override {type(self).__name__}.size."
+            f"A batch of type {type(batch).__name__} contains no tensor. Override {type(self).__name__}.size."
         )
 
 
 class Classification(Task):
-    """Cross entropy of batches (inputs, labels), and accuracy.
+    """Cross entropy and accuracy of batches (inputs, labels).
 
     Args:
-        label_smoothing: Probability spread over all classes, while the model trains.
+        label_smoothing: Probability spread evenly over all classes, in training only.
 
     Example:
         >>> batch = torch.eye(3), torch.tensor([0, 1, 0])
@@ -118,18 +117,18 @@ class Classification(Task):
 
 
 class ParticleMotion(Task):
-    r"""Follows particles step by step: batches of :class:`topomask.data.ParticleSet`.
+    r"""Predicts the motion of particles step by step, on batches of :class:`topomask.data.ParticleSet`.
 
-    A model maps positions and features to those of the next frame, and goes on from its own answer. The loss is the
-    mean over the steps of
+    The model maps positions and features to those of the next frame, and continues from its own prediction. The loss is
+    the mean over the steps of
 
     .. math:: |\hat p - p|^2 / s^2 + |\hat x - x|^2, \qquad \text{averaged over particles and axes,}
 
     and ``error_1``, ``error_6`` are the mean distances, in metres, after one step and after the last of six.
 
     Args:
-        position_scale: s, the distance that weighs as much as one unit of a feature; at 30 frames a second 1/30 makes
-            an error of position weigh as the velocity that causes it in one step.
+        position_scale: s, the distance that counts as much as one unit of a feature. At 30 frames per second, 1/30
+            gives a position error the weight of the velocity error that causes it in one step.
 
     Example:
         >>> class Still(nn.Module):
@@ -146,7 +145,7 @@ class ParticleMotion(Task):
         self.position_scale = position_scale
 
     def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, dict[str, Tensor]]:
-        """The mean square error over all steps, and mean distances after the first and the last."""
+        """Mean square error over all steps, and mean distances after the first and the last."""
         positions, features, next_positions, next_features = batch
         horizon = next_positions.shape[1]
         total, metrics = positions.new_zeros(()), {}
@@ -161,7 +160,7 @@ class ParticleMotion(Task):
 
 
 class Regression(Task):
-    """Mean square error of batches (inputs, targets), and mean absolute error."""
+    """Mean square error and mean absolute error of batches (inputs, targets)."""
 
     def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, dict[str, Tensor]]:
         """Mean square and mean absolute error."""
@@ -169,19 +168,19 @@ class Regression(Task):
         predicted = in_full(model(inputs))
         if predicted.shape != targets.shape:
             raise ValueError(
-                f"The model gives {tuple(predicted.shape)} where targets have shape {tuple(targets.shape)}. "
-                "Give both the same shape, so that nothing is broadcast."
+                f"The model's output must have the shape of the targets, {tuple(targets.shape)}, but has shape "
+                f"{tuple(predicted.shape)}. Use the same shape for both, so that nothing is broadcast."
             )
         return F.mse_loss(predicted, targets), {"absolute_error": F.l1_loss(predicted.detach(), targets)}
 
 
 def accuracy(logits: Tensor, labels: Tensor) -> Tensor:
-    """The share of examples whose class has the largest logit."""
+    """The fraction of examples whose class has the largest logit."""
     return (logits.detach().argmax(dim=-1) == labels).float().mean()
 
 
 def in_full(x: Tensor) -> Tensor:
-    """In float32 at least: under autocast a model may answer in half precision."""
+    """Convert to at least float32: under autocast, outputs may have half precision."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
@@ -193,14 +192,14 @@ def evaluate(
     precision: Precision = "float32",
     processes: Processes | None = None,
 ) -> dict[str, float]:
-    """The loss and the metrics of a task over a data set, every example counted alike.
+    """Compute the loss and metrics of a task on a data set, as means over all examples.
 
     Args:
-        model: The model; it is in evaluation mode meanwhile.
-        data: Batches: an :class:`Epochs`, or any iterable of them.
+        model: The model; switched to evaluation mode during the call.
+        data: Batches: an :class:`Epochs`, or any iterable.
         task: The task.
         precision: Precision of products.
-        processes: The processes among which ``data`` is shared out. Default: this one alone.
+        processes: The processes that share ``data``. Default: only this one.
 
     Returns:
         The mean of every metric, by name.
@@ -214,27 +213,21 @@ def evaluate(
     device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
     sums: dict[str, float] = {}
     count = 0
-    with torch.no_grad(), _evaluating(model):
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
         for batch in batches_of(data):
             size = task.size(batch)
-            with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bfloat16"):
+            with torch.no_grad(), torch.autocast(device.type, torch.bfloat16, enabled=precision == "bfloat16"):
                 loss, metrics = task.loss(model, to_device(batch, device))
             for name, value in {"loss": loss, **metrics}.items():
                 sums[name] = sums.get(name, 0.0) + float(value) * size
             count += size
-    if processes is not None:
-        sums, count = processes.add_up(sums, count)
-    if not count:
-        raise ValueError("`data` gives no batch, so there is nothing to evaluate.")
-    return {name: value / count for name, value in sums.items()}
-
-
-@contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    training = [module for module in model.modules() if module.training]
-    model.eval()
-    try:
-        yield
     finally:
         for module in training:
             module.training = True
+    if processes is not None:
+        sums, count = processes.add_up(sums, count)
+    if not count:
+        raise ValueError("`data` has no batches, so there is nothing to evaluate.")
+    return {name: value / count for name, value in sums.items()}

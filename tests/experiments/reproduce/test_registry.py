@@ -202,5 +202,5 @@ def test_published_values_stand_beside_ours():
 
 
 def test_what_is_run_needs_a_folder(tmp_path):
-    with pytest.raises(ValueError, match="`runs` is None, but what is run needs a folder"):
+    with pytest.raises(ValueError, match="`runs` is None, but runs need a folder"):
         reproduce("digits", tmp_path, None)

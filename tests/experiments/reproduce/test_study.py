@@ -52,7 +52,7 @@ def test_a_study_that_was_stopped_goes_on(tmp_path):
 
 def test_seeds_are_checked_before_anything_runs(tmp_path):
     folds = replace(STUDY, repeats="folds")
-    with pytest.raises(ValueError, match=r"`seeds` must lie in \[0, 3\), the folds, but are \[0, 3\]"):
+    with pytest.raises(ValueError, match=r"`seeds` must be in \[0, 3\), the folds, but are \[0, 3\]"):
         run(tmp_path, folds, seeds=[0, 3])
     assert not list(tmp_path.iterdir())
     assert len(run(tmp_path, seeds=[1, 1], only=["grf"])) == 1
