@@ -55,6 +55,13 @@ def test_the_example_of_the_page_on_training_runs(tmp_path, monkeypatch):
     assert run(code)["result"].metrics["accuracy"] > 0.3
 
 
+def test_the_overview_of_results_quotes_the_whole_page():
+    whole = (DOCS / "internal" / "results.md").read_text()
+    quoted = re.findall(r"[+-][\d.]+ \[[+-][\d.]+, [+-][\d.]+\]", (DOCS / "results.md").read_text())
+    assert len(quoted) > 20
+    assert [number for number in quoted if number not in whole] == []
+
+
 def test_pictures_and_pages_exist():
     for page in (*ROOT.glob("*.md"), *DOCS.rglob("*.md")):
         for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):

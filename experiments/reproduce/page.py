@@ -1,4 +1,4 @@
-"""Write the page of all results, ``docs/results.md``, from ``results/``; run from a checkout."""
+"""Write the page of all results, ``docs/internal/results.md``, from ``results/``; run from a checkout."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from experiments.reproduce.study import Study, collect
 from topomask.pictures.pages import Section, to_markdown
 from topomask.pictures.plots import write_content
 
-_HEAD = """# Results
+_HEAD = """# All results
 
-What the papers claim, beside what comes out here. Every table is made by one command, `topomask reproduce NAME`, from
-the results of single runs in [../results](../results): config, seed, versions and duration of each. This page is made
-of them by `python -m experiments.reproduce.page`.
+What the papers claim, and what came out here; [../results.md](../results.md) has the overview. Each table is made by
+`topomask reproduce NAME` from single runs in [../../results](../../results), which record config, seed, versions and
+duration. This page is made from them by `python -m experiments.reproduce.page`.
 
-The scale is that of two cores, so the numbers are not the paper's; the question is whether its ordering appears. A
-claim "holds" where the 95 % interval of the difference, paired by seed (Student's t), lies above 0, "does not hold"
-where it lies below, and is "undecided" otherwise; as long as seeds are missing it is "open". Each interval stands for
-itself: of twenty one is expected to miss. What they are over is said in brackets beside every mean:
+Everything is scaled to two cores, so the numbers are not the paper's; the question is whether its ordering appears. A
+claim "holds" if the 95 % interval of the difference, paired by seed (Student's t), lies above 0, "does not hold" if it
+lies below, and is "undecided" otherwise; it is "open" while seeds are missing. Each interval stands for itself: one in
+twenty is expected to miss. The brackets beside each mean say what was repeated:
 
 {repeats}
 
-Accuracies are of the last step, and nothing was chosen by them; where weights were chosen on validation examples, the
-table says so.
+Accuracies are those of the last step, and nothing was chosen by them; where weights were chosen on validation examples,
+the table says so.
 
 Seconds are those of one thread beside other work, pauses included, and say nothing about speed: see
 [speed.md](speed.md).
@@ -66,7 +66,7 @@ def write_page(results: Path, docs: Path) -> None:
     kinds = {study.repeats for study in tables.values()}
     listed = "\n".join(f"- {kind}: {text}" for kind, text in _REPEATS.items() if kind in kinds)
     text = "\n".join([_HEAD.format(repeats=listed), *parts])
-    write_content(docs / "results.md", text.encode())
+    write_content(docs / "internal" / "results.md", text.encode())
 
 
 def _to_part(name: str, section: Section, docs: Path) -> str:
@@ -74,7 +74,7 @@ def _to_part(name: str, section: Section, docs: Path) -> str:
     for number, picture in enumerate(section.pictures):
         path = docs / "figures" / "results" / f"{name}-{number}.png"
         write_content(path, picture.png)
-        text += f"\n![{picture.about}]({path.relative_to(docs)})\n"
+        text += f"\n![{picture.about}](../{path.relative_to(docs)})\n"
     return text
 
 

@@ -15,12 +15,12 @@ def test_the_page_has_what_there_are_results_of(tmp_path, monkeypatch):
     results, runs, docs = (tmp_path / name for name in ("results", "runs", "docs"))
     run_study(STUDY, [0, 1], results, runs / "toys", say=lambda _: None)
     page.write_page(results, docs)
-    text = (docs / "results.md").read_text()
+    text = (docs / "internal" / "results.md").read_text()
     assert text.count("## ") == 1
     assert "| masked | 0.730 | 75.05 ± 0.07 (2 seeds) |" in text
     assert "- seeds: weights and order" in text
     assert "folds" not in text
-    assert "![Every seed, and the mean](figures/results/toys-0.png)" in text
+    assert "![Every seed, and the mean](../figures/results/toys-0.png)" in text
     assert (docs / "figures" / "results" / "toys-0.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -36,7 +36,7 @@ def test_the_page_says_what_its_intervals_are_over_and_counts_over_tables(tmp_pa
     results, runs = tmp_path / "results", tmp_path / "runs"
     run_study(parts["one"], range(3), results, runs / "one", say=lambda _: None)
     page.write_page(results, tmp_path)
-    text = (tmp_path / "results.md").read_text()
+    text = (tmp_path / "internal" / "results.md").read_text()
     assert "- folds: parts of a set" in text
     assert "Nadeau and Bengio (2003)" in text
     assert "one and the same test set" not in text
@@ -52,4 +52,4 @@ def test_the_page_leaves_out_what_was_computed_with_other_constants(tmp_path, mo
     for tokens, count in (((64, 128, 256, 512), 1), ((64, 128, 256, 1024), 0)):
         monkeypatch.setattr(computed, "TOKENS", tokens)
         page.write_page(tmp_path / "results", tmp_path / "docs")
-        assert (tmp_path / "docs" / "results.md").read_text().count("## ") == count
+        assert (tmp_path / "docs" / "internal" / "results.md").read_text().count("## ") == count
