@@ -31,7 +31,7 @@ TOO_LARGE = {
     "matrix": (lambda: tm.Graph.from_scipy(sp.coo_array((2**40, 2**40))), "`matrix` asks for"),
     "graphs of a batch": (
         lambda: tm.Graph.from_pyg(types.SimpleNamespace(**BATCH)),
-        "`batch` must be less than 268,435,456, but its largest number is 1000000000000",
+        "`batch` must be less than 268,435,456, but has 1000000000000",
     ),
 }
 

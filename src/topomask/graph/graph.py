@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from functools import cached_property
-from typing import Any, Literal, Self, get_args
+from typing import Any, Literal, Self
 
 import numpy as np
 import scipy.sparse as sp
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from topomask.graph import input as read
-from topomask.graph.input import Array, Duplicates, check_duplicates, check_integer, check_nodes, first_true
+from topomask.graph.input import Array, Duplicates, check_choice, check_integer, check_nodes, first_true
 from topomask.graph.records import GROUPS, MATRICES, Records, SparseMatrix, find_record
 from topomask.ops import segments
 from topomask.ops.derived import plainly
@@ -125,7 +125,8 @@ class Graph:
                 weights of a list that has both directions; :meth:`from_pyg` merges each direction separately. Default:
                 the weights must agree, and the edge counts once.
         """
-        check_duplicates(duplicates)
+        if duplicates is not None:
+            check_choice("duplicates", duplicates, Duplicates)
         pairs = read.edge_array(edges)
         values = np.ones(pairs.shape[1]) if weights is None else read.weight_array(weights, pairs, signed)
         num_nodes = read.node_count(pairs, num_nodes)
@@ -145,7 +146,8 @@ class Graph:
 
         Duplicate entries are summed, as in SciPy, unless ``duplicates`` is ``"mean"`` or ``"first"``.
         """
-        check_duplicates(duplicates)
+        if duplicates is not None:
+            check_choice("duplicates", duplicates, Duplicates)
         pairs, values = read.scipy_entries(matrix, summed=duplicates == "sum")
         pairs, values = read.merge_edges(pairs, read.weight_array(values, pairs, signed), True, duplicates)
         graph = cls._from_entries(pairs[0], pairs[1], values, read.node_count(pairs, matrix.shape[0]), directed)
@@ -161,7 +163,6 @@ class Graph:
         Edges without the attribute ``weight`` have weight 1. Parallel edges of a multigraph are summed unless
         ``duplicates`` is ``"mean"`` or ``"first"``. The result is directed if the NetworkX graph is.
         """
-        check_duplicates(duplicates)
         import networkx as nx
 
         if graph.number_of_nodes() == 0:
@@ -224,11 +225,9 @@ class Graph:
         return cls._trusted(
             indptr=np.concatenate([[0], *(g.indptr[1:] + start for g, start in zip(graphs, entries, strict=False))]),
             indices=np.concatenate([g.indices + start for g, start in zip(graphs, nodes, strict=False)]),
-            weights=np.concatenate([g.weights for g in graphs]),
-            directed=graphs[0].directed,
-            ids=np.concatenate([g.ids for g in graphs]),
-            degrees=np.concatenate([g.degrees for g in graphs]),
             graph_index=np.concatenate([g.graph_index + start for g, start in zip(graphs, groups, strict=False)]),
+            **{name: np.concatenate([getattr(g, name) for g in graphs]) for name in ("weights", "ids", "degrees")},
+            directed=graphs[0].directed,
             num_graphs=int(groups[-1]),
             parts=tuple(part for graph in graphs for part in graph.parts or (graph,)),
         )
@@ -240,15 +239,9 @@ class Graph:
         degrees = read.row_totals(indptr, np.abs(values))
         if (node := first_true(np.isinf(degrees))) is not None:
             raise ValueError(f"The weights at node {node} overflow when summed. Scale them down.")
-        return cls._trusted(
-            indptr=indptr,
-            indices=target,
-            weights=values,
-            directed=directed,
-            ids=np.arange(num_nodes),
-            degrees=degrees,
-            graph_index=np.zeros(num_nodes, dtype=np.int64),
-        )
+        arrays = {"indptr": indptr, "indices": target, "weights": values, "degrees": degrees}
+        ids, graph_index = np.arange(num_nodes), np.zeros(num_nodes, dtype=np.int64)
+        return cls._trusted(**arrays, ids=ids, graph_index=graph_index, directed=directed)
 
     @property
     def num_edges(self) -> int:
@@ -288,11 +281,7 @@ class Graph:
         """Return the normalisation to use, or raise a ValueError if this graph does not allow it."""
         if normalization is None:
             return self.default_normalization
-        if normalization not in get_args(Normalization):
-            raise ValueError(
-                f"`normalization` must be one of {get_args(Normalization)}, but is {normalization!r}. "
-                "Omit it to use the graph's default."
-            )
+        check_choice("normalization", normalization, Normalization)
         if normalization == "sym" and self.directed:
             raise ValueError(
                 "`normalization` must be 'row' or 'none' for a directed graph, but is 'sym', which divides by zero at "
@@ -330,16 +319,10 @@ class Graph:
         block = sp.csr_array((self.weights, self.indices, self.indptr), shape=shape)[part][:, part]
         block.sort_indices()
         graphs, graph_index = np.unique(self.graph_index[part], return_inverse=True)
-        return self._trusted(
-            indptr=block.indptr.astype(np.int64),
-            indices=block.indices.astype(np.int64),
-            weights=block.data,
-            directed=self.directed,
-            ids=self.ids[part],
-            degrees=self.degrees[part],
-            graph_index=graph_index.reshape(-1),
-            num_graphs=len(graphs),
-        )
+        arrays = {"indptr": block.indptr.astype(np.int64), "indices": block.indices.astype(np.int64)}
+        arrays |= {"weights": block.data, "ids": self.ids[part], "degrees": self.degrees[part]}
+        groups = {"graph_index": graph_index.reshape(-1), "num_graphs": len(graphs)}
+        return self._trusted(**arrays, **groups, directed=self.directed)
 
     @cached_property
     def _tensors(self) -> GraphTensors:

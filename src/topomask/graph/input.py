@@ -26,7 +26,7 @@ _MAX_NODES = 1 << 28
 # If the user gives no num_nodes, a node number above both this and this many times the number of edges is probably an
 # identifier that was not renumbered.
 _MAX_GUESSED_NODES, _GUESSED_PER_EDGE = 1 << 24, 16
-# Largest relative difference between the weights of both directions of an edge: float32 after a few operations.
+# Relative difference allowed between the weights of both directions of an edge: float32 after a few operations.
 _ROUNDING = 1e-6
 
 
@@ -61,7 +61,7 @@ def check_integer(name: str, value: int, low: int, high: int | None = None) -> N
 
 
 def check_choice(name: str, value: Any, choices: Any) -> None:
-    """Raise a ValueError unless the value is one of the choices of a Literal type."""
+    """Raise a ValueError unless the value is one of the choices of a Literal."""
     if value not in get_args(choices):
         raise ValueError(f"`{name}` must be one of {get_args(choices)}, but is {value!r}.")
 
@@ -118,19 +118,14 @@ def edge_array(edges: Any) -> Array:
             f"`edges` must have shape [2, E] or [E, 2], but has shape {array.shape}. Pass two node numbers per edge."
         )
     if array.dtype.kind not in "iu":
-        raise ValueError(
-            f"`edges` must hold integers, but has dtype {array.dtype}. Convert them with .astype(int) or .long()."
-        )
+        raise ValueError(f"`edges` must be integers, but has dtype {array.dtype}. Use .astype(int) or .long().")
     pairs = array if array.shape[0] == 2 else array.T
     if pairs.dtype == np.uint64 and pairs.max() > np.iinfo(np.int64).max:
-        raise ValueError(
-            f"`edges` holds the node number {pairs.max()}, which does not fit in int64. Renumber the nodes."
-        )
+        raise ValueError(f"`edges` holds node {pairs.max()}, which does not fit in int64. Renumber the nodes.")
     pairs = pairs.astype(np.int64)
     if (k := first_true((pairs < 0).any(axis=0))) is not None:
         raise ValueError(
-            f"`edges` must not hold negative node numbers, but edge {k} is ({pairs[0, k]}, {pairs[1, k]}). "
-            "Number the nodes from 0."
+            f"`edges` must not be negative, but edge {k} is ({pairs[0, k]}, {pairs[1, k]}). Number the nodes from 0."
         )
     return pairs
 
@@ -171,9 +166,7 @@ def weight_array(weights: Any, pairs: Array, signed: bool) -> Array:
             f"`weights` must have shape [num_edges={num_edges}], but has shape {array.shape}. Pass one weight per edge."
         )
     if array.dtype.kind not in "iufb":
-        raise ValueError(
-            f"`weights` must be real numbers, but has dtype {array.dtype}. Convert them with .astype(float)."
-        )
+        raise ValueError(f"`weights` must be real numbers, but has dtype {array.dtype}. Use .astype(float).")
     values = array.astype(np.float64)
     if (k := first_true(~np.isfinite(values))) is not None:
         raise ValueError(
@@ -210,16 +203,8 @@ def starts_in_pyg(data: Any, num_nodes: int) -> Array:
             f"shape {owner.shape} and dtype {owner.dtype}. Rebuild it with PyG's Batch, or sort the nodes by graph."
         )
     if num_nodes and owner[-1] >= max_nodes():
-        raise ValueError(
-            f"`batch` must be less than {max_nodes():,}, but its largest number is {owner[-1]}. Renumber the graphs."
-        )
+        raise ValueError(f"`batch` must be less than {max_nodes():,}, but has {owner[-1]}. Renumber the graphs.")
     return np.concatenate([[0], np.cumsum(np.bincount(owner))])
-
-
-def check_duplicates(duplicates: Any) -> None:
-    """Raise a ValueError unless ``duplicates`` is a known way to merge weights, or None."""
-    if duplicates is not None and duplicates not in get_args(Duplicates):
-        raise ValueError(f"`duplicates` must be one of {get_args(Duplicates)} or None, but is {duplicates!r}.")
 
 
 def merge_edges(pairs: Array, values: Array, directed: bool, duplicates: Duplicates) -> tuple[Array, Array]:
@@ -286,10 +271,10 @@ def scipy_entries(matrix: Any, summed: bool) -> tuple[Array, Array]:
 
 def networkx_edges(graph: Any, weight: str) -> tuple[Array, int, list[Any]]:
     """Return all edges [2, E] of a NetworkX graph, parallel ones too, the number of nodes, and the weights."""
-    place = {node: k for k, node in enumerate(graph)}
-    listed = [(place[i], place[j], value) for i, j, value in graph.edges(data=weight, default=1.0)]
-    pairs = np.array([pair for *pair, _ in listed], dtype=np.int64).reshape(-1, 2)
-    return pairs.T, len(place), [value for *_, value in listed]
+    number = {node: k for k, node in enumerate(graph)}
+    edges = list(graph.edges(data=weight, default=1.0))
+    pairs = np.array([(number[i], number[j]) for i, j, _ in edges], dtype=np.int64).reshape(-1, 2)
+    return pairs.T, len(number), [value for *_, value in edges]
 
 
 def check_crossing(graph_index: Array, rows: Array, columns: Array, fix: str) -> None:
@@ -330,7 +315,7 @@ def descends(array: Array) -> bool:
     return bool((array[1:] < array[:-1]).any())
 
 
-def symmetrize(matrix: Any, name: str, add: str, merge: str) -> Any:
+def symmetrize(matrix: Any, name: str, add: str, merge: str, rounding: float = _ROUNDING) -> Any:
     """Average the weights of both directions where they differ by rounding; return None if all are equal.
 
     Raises a ValueError about ``name`` if they differ by more. It advises ``add`` if one direction is missing, ``merge``
@@ -343,7 +328,7 @@ def symmetrize(matrix: Any, name: str, add: str, merge: str) -> Any:
         return None
     rows, columns = difference.row[differs], difference.col[differs]
     smaller = np.minimum(*(np.abs(side[rows, columns]) for side in (matrix, mirrored)))
-    if (k := first_true(np.abs(difference.data[differs]) > _ROUNDING * smaller)) is not None:
+    if (k := first_true(np.abs(difference.data[differs]) > rounding * smaller)) is not None:
         i, j = int(rows[k]), int(columns[k])
         raise ValueError(
             f"{name} must be symmetric for an undirected graph, but entry ({i}, {j}) is {matrix[i, j]} "

@@ -25,14 +25,11 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False)
 class Record:
-    """A result computed from a graph.
+    """A result computed from a graph."""
 
-    Attributes:
-        operators: Operators of masks on the graph, cached by mask while no parameter changes.
-        costs: Costs of operators, by kind.
-    """
-
+    # Operators of masks on the graph, cached by mask while no parameter changes.
     operators: WeakKeyDictionary[Any, Any] = field(default_factory=WeakKeyDictionary, init=False, repr=False)
+    # Costs of operators, by kind.
     costs: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)
 
 
@@ -167,43 +164,35 @@ def map_tensors(record: Any, function: Callable[[Tensor], Tensor]) -> Any:
     """Copy a record and map its tensors; shared objects stay shared, and cached operators are dropped."""
     copies: dict[int, Any] = {}
 
-    def copy(x: Any) -> Any:
-        if id(x) not in copies:
-            copies[id(x)] = convert(x)
-        return copies[id(x)]
-
     def convert(x: Any) -> Any:
+        if id(x) in copies:
+            return copies[id(x)]
+        new = x
         if isinstance(x, Tensor):
-            return function(x)
-        if isinstance(x, tuple):
-            parts = [copy(part) for part in x]
-            return type(x)(*parts) if hasattr(x, "_fields") else tuple(parts)
-        if isinstance(x, WeakKeyDictionary):
-            return WeakKeyDictionary()
-        if isinstance(x, dict):
-            return {key: copy(value) for key, value in x.items()}
-        if not is_dataclass(x) or isinstance(x, Recipe):
-            return x
-        # Fields and cached properties.
-        other = object.__new__(type(x))
-        for name, value in vars(x).items():
-            object.__setattr__(other, name, copy(value))
-        return other
+            new = function(x)
+        elif isinstance(x, tuple):
+            parts = [convert(part) for part in x]
+            new = type(x)(*parts) if hasattr(x, "_fields") else tuple(parts)
+        elif isinstance(x, WeakKeyDictionary):
+            new = WeakKeyDictionary()
+        elif isinstance(x, dict):
+            new = {key: convert(value) for key, value in x.items()}
+        elif is_dataclass(x) and not isinstance(x, Recipe):
+            new = object.__new__(type(x))
+            # Fields and cached properties.
+            new.__dict__.update({name: convert(value) for name, value in vars(x).items()})
+        copies[id(x)] = new
+        return new
 
-    return copy(record)
+    return convert(record)
 
 
 @dataclass(eq=False)
 class SparseMatrix(Record):
-    """A sparse matrix on the nodes of a graph.
+    """A sparse matrix on the nodes of a graph."""
 
-    Attributes:
-        pattern: Positions of its entries, [N, N].
-        values: Its entries, [P].
-    """
-
-    pattern: Pattern
-    values: Tensor
+    pattern: Pattern  # [N, N]
+    values: Tensor  # [P]
 
     def multiply(self, x: Tensor, *, transpose: bool = False) -> Tensor:
         """Multiply the matrix or its transpose by x [..., N, C]; differentiable, accumulates in at least float32."""

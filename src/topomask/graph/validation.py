@@ -8,7 +8,8 @@ import numpy as np
 import scipy.sparse as sp
 import torch
 
-from topomask.graph.input import Array, check_crossing, check_integer, check_node_count, descends, first_true, to_numpy
+from topomask.graph import input as read
+from topomask.graph.input import Array, check_integer, check_node_count, descends, first_true
 from topomask.ops import segments
 from topomask.ops.derived import plainly
 
@@ -41,9 +42,11 @@ def checked_fields(
     advice = "Combine graphs with Graph.batch."
     if graph_index[0] < 0 or graph_index[-1] >= num_graphs or descends(graph_index):
         raise ValueError(f"`graph_index` must ascend within [0, num_graphs={num_graphs}). {advice}")
-    check_crossing(graph_index, rows, indices, advice)
+    read.check_crossing(graph_index, rows, indices, advice)
     if not directed:
-        _check_symmetry(indptr, indices, weights)
+        matrix = sp.csr_array((weights, indices, indptr), shape=(num_nodes, num_nodes))
+        fix = "build the graph with Graph.from_edges"
+        read.symmetrize(matrix, "The adjacency matrix", fix, fix, rounding=0.0)
     found = {"indptr": indptr, "indices": indices, "weights": weights, "ids": ids, "degrees": degrees}
     found |= {"graph_index": graph_index, "directed": bool(directed), "num_graphs": int(num_graphs)}
     parts = tuple(parts)
@@ -54,7 +57,7 @@ def checked_fields(
 
 def _array(name: str, values: Any, dtype: type, size: int | None = None) -> Array:
     """Return a private copy."""
-    array = to_numpy(values)
+    array = read.to_numpy(values)
     kinds, kind = ("iu", "integers") if dtype is np.int64 else ("iufb", "real numbers")
     if array.ndim != 1 or (array.dtype.kind not in kinds and array.size):
         raise ValueError(
@@ -92,18 +95,6 @@ def _check_numbers(rows: Array, indices: Array, weights: Array, degrees: Array) 
         raise ValueError(
             f"`degrees` must be finite and at least the sum of a node's absolute weights, but node {node} has degree "
             f"{degrees[node]}, and its weights sum to {totals[node]}."
-        )
-
-
-def _check_symmetry(indptr: Array, indices: Array, weights: Array) -> None:
-    size = len(indptr) - 1
-    matrix = sp.csr_array((weights, indices, indptr), shape=(size, size))
-    difference = sp.coo_array(matrix - matrix.T)
-    if (k := first_true(difference.data != 0)) is not None:
-        i, j = difference.row[k], difference.col[k]
-        raise ValueError(
-            f"An undirected graph needs equal weights in both directions, but entry ({i}, {j}) is {matrix[i, j]} and "
-            f"entry ({j}, {i}) is {matrix[j, i]}. Pass directed=True, or build it with Graph.from_edges."
         )
 
 

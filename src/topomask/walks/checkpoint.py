@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from topomask.graph import Graph, Normalization
-from topomask.walks.features import WalkFeatures
+from topomask.walks.features import STATE_NAMES, WalkFeatures
 from topomask.walks.recipe import WalkRecipe, Walks
 from topomask.walks.sample import SAMPLER_VERSION
 
@@ -105,21 +105,20 @@ def _split(state: Any) -> tuple[dict[str, Any], bytes]:
 
 
 def _read_walks(layout: Any, data: bytes, recipe: WalkRecipe) -> Walks:
-    names = WalkFeatures.state_names()
-    count = 2 if recipe.has_key_walks else 1
+    count, per_side = 2 if recipe.has_key_walks else 1, len(STATE_NAMES)
     try:
         kinds = [_DTYPES[kind] for kind, _ in layout]
         ends = np.cumsum([0, *(int(length) * kind.itemsize for (_, length), kind in zip(layout, kinds, strict=True))])
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise ValueError(_DAMAGED.format(error)) from None
-    if len(layout) != count * len(names) or ends[-1] != len(data) or (np.diff(ends) < 0).any():
+    if len(layout) != count * per_side or ends[-1] != len(data) or (np.diff(ends) < 0).any():
         raise ValueError(_DAMAGED.format(f"{len(data)} bytes of walks where the header lists {ends[-1]}"))
     tensors = [
         torch.from_numpy(np.frombuffer(data[start:end], kind).copy())
         for start, end, kind in zip(ends[:-1], ends[1:], kinds, strict=True)
     ]
     sides = [
-        WalkFeatures.from_state(dict(zip(names, tensors[at : at + len(names)], strict=True)))
-        for at in range(0, len(tensors), len(names))
+        WalkFeatures.from_state(dict(zip(STATE_NAMES, tensors[at : at + per_side], strict=True)))
+        for at in range(0, len(tensors), per_side)
     ]
     return (sides[0], sides[1]) if count == 2 else sides[0]

@@ -37,6 +37,10 @@ class WalkTensors(NamedTuple):
     loads: Tensor
 
 
+# The tensors of a state of walks, in order.
+STATE_NAMES = (*WalkTensors._fields, "sizes")
+
+
 class _Copied:
     """A tensor attribute that returns a copy, so that users cannot write to memory that kernels read."""
 
@@ -244,15 +248,8 @@ class WalkFeatures:
         *starts, num_columns = np.cumsum([0] + [part.num_columns for part in features]).tolist()
         pairs = [cuts[1][head] for head in heads for _, cuts in parts]
         shifts = np.repeat(np.tile(starts, len(heads)), [cut.stop - cut.start for cut in pairs])
-        device = features[0].device
-        with plainly():
-            tensors = WalkTensors(
-                segments.pointers(torch.from_numpy(counts)).to(device),
-                torch.from_numpy(columns + shifts).to(device, segments.index_type(num_columns)),
-                narrow(segments.pointers(torch.from_numpy(entry_counts))).to(device),
-                torch.from_numpy(lengths).to(device),
-                torch.from_numpy(loads).to(device),
-            )
+        arrays = (counts, columns + shifts, entry_counts, lengths, loads)
+        tensors = _from_counts(arrays, num_columns, features[0].device)
         return cls._trusted(**features[0].__getstate__() | {"_tensors": tensors, "num_columns": num_columns})
 
     def split(self, sizes: Sequence[int]) -> list[Self]:
@@ -263,29 +260,19 @@ class WalkFeatures:
                 f"`sizes` must add up to the {self.num_columns} nodes of the batch, each with a row, but the sum is "
                 f"{ends[-1]} and there are {self.num_rows} rows."
             )
-        row_ptr, columns, entry_ptr, lengths, loads = (tensor.cpu().numpy() for tensor in self._tensors)
-        row_ends = np.arange(self.num_heads)[:, None] * self.num_rows + ends  # [H, graphs + 1]
-        pair_ends = row_ptr[row_ends]
-        entry_ends = entry_ptr[pair_ends]
-        counts, entry_counts = np.diff(row_ptr), np.diff(entry_ptr)
-
-        def piece(values: Array, cuts: Array, k: int) -> Tensor:
-            return torch.from_numpy(np.concatenate([values[a:b] for a, b in cuts[:, k : k + 2]])).to(self.device)
-
-        with plainly():
-            return [
-                self._with(
-                    WalkTensors(
-                        segments.pointers(piece(counts, row_ends, k)),
-                        (piece(columns, pair_ends, k) - int(ends[k])).to(segments.index_type(size)),
-                        narrow(segments.pointers(piece(entry_counts, pair_ends, k))),
-                        piece(lengths, entry_ends, k),
-                        piece(loads, entry_ends, k),
-                    ),
-                    num_columns=int(size),
-                )
-                for k, size in enumerate(sizes)
-            ]
+        arrays, _ = self._arrays()
+        rows = np.arange(self.num_heads)[:, None] * self.num_rows + ends  # [H, graphs + 1]
+        pairs = self._tensors.row_ptr.cpu().numpy()[rows]
+        entries = self._tensors.entry_ptr.cpu().numpy()[pairs]
+        parts = []
+        for k, size in enumerate(sizes):
+            counts, columns, *others = (
+                np.concatenate([values[a:b] for a, b in cuts[:, k : k + 2]])
+                for values, cuts in zip(arrays, (rows, pairs, pairs, entries, entries), strict=True)
+            )
+            tensors = _from_counts((counts, columns - ends[k], *others), size, self.device)
+            parts.append(self._with(tensors, num_columns=int(size)))
+        return parts
 
     def _arrays(self) -> tuple[list[Array], list[list[slice]]]:
         """Columns per row, columns, entries per column, lengths and loads; and the slice of every head in each."""
@@ -325,35 +312,17 @@ class WalkFeatures:
         sizes = torch.tensor([self.num_heads, self.num_columns, self.max_length, kind])
         return {name: getattr(self, name) for name in WalkTensors._fields} | {"sizes": sizes}
 
-    @staticmethod
-    def state_names() -> tuple[str, ...]:
-        """The names of the tensors in :meth:`state`, in order."""
-        return *WalkTensors._fields, "sizes"
-
     @classmethod
     def from_state(cls, state: dict[str, Tensor]) -> Self:
         """Restore features from :meth:`state`, or raise a ValueError if it is inconsistent."""
-        tensors = dict(state)
-        sizes = tensors.pop("sizes", None)
-        if (
-            set(tensors) != set(WalkTensors._fields)
-            or sizes is None
-            or sizes.shape != (4,)
-            or sizes.is_floating_point()
-        ):
-            names = sorted(cls.state_names())
-            raise ValueError(f"The stored walks must have the tensors {names}, but have {sorted(state)}.")
+        sizes = state.get("sizes")
+        if {*state} != {*STATE_NAMES} or sizes is None or sizes.shape != (4,) or sizes.is_floating_point():
+            raise ValueError(f"The stored walks must have the tensors {STATE_NAMES}, but have {tuple(state)}.")
         num_heads, num_columns, max_length, kind = sizes.tolist()
         weighting, normalization = _KINDS[kind % len(_KINDS)]
+        tensors = (state[name] for name in WalkTensors._fields)
         try:
-            return cls(
-                **tensors,
-                num_heads=num_heads,
-                num_columns=num_columns,
-                max_length=max_length,
-                normalization=normalization,
-                weighting=weighting,
-            )
+            return cls(*tensors, num_heads, num_columns, max_length, normalization, weighting)
         except ValueError as error:
             raise ValueError(f"The stored walks are inconsistent. Load an intact checkpoint. {error}") from error
 
@@ -362,6 +331,15 @@ class WalkFeatures:
             f"WalkFeatures(num_heads={self.num_heads}, num_rows={self.num_rows}, num_columns={self.num_columns}, "
             f"max_length={self.max_length}, num_nonzeros={self.num_nonzeros})"
         )
+
+
+def _from_counts(arrays: Sequence[Array], num_columns: int, device: torch.device) -> WalkTensors:
+    """Make the tensors of walks from arrays with counts instead of pointers."""
+    with plainly():
+        counts, columns, entry_counts, lengths, loads = map(torch.from_numpy, arrays)
+        row_ptr, entry_ptr = segments.pointers(counts), narrow(segments.pointers(entry_counts))
+        columns = columns.to(segments.index_type(num_columns))
+        return WalkTensors(*(tensor.to(device) for tensor in (row_ptr, columns, entry_ptr, lengths, loads)))
 
 
 def narrow(ptr: Tensor) -> Tensor:

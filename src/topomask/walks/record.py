@@ -60,9 +60,8 @@ class WalkCounts(NamedTuple):
 
     def roughly(self) -> WalkCounts:
         """Round to powers of two, which resampled walks usually share, so that compiled code can be reused."""
-        tiles = None if self.tiles is None else TileWork(*(_power_of_two(count) for count in self.tiles))
-        nonzeros, triples, pairs = (_power_of_two(count) for count in (self.nonzeros, self.triples, self.pairs))
-        return WalkCounts(nonzeros, triples, pairs, tiles)
+        tiles = None if self.tiles is None else TileWork(*map(_power_of_two, self.tiles))
+        return WalkCounts(*map(_power_of_two, self[:3]), tiles)
 
 
 def _power_of_two(count: int) -> int:
@@ -71,22 +70,15 @@ def _power_of_two(count: int) -> int:
 
 @dataclass(eq=False)
 class WalkRecord(Record):
-    """Walks of queries and keys.
-
-    Attributes:
-        query: Walks of the queries.
-        key: Walks of the keys; None if only queries walk, the same object if walks are shared.
-        counts: Counts of entries and pairs.
-        rough_counts: The counts rounded to powers of two.
-        signed: Whether any load is negative.
-        dense: The loads as dense matrices, on small graphs only.
-    """
+    """Walks of queries and keys: ``key`` is None if only queries walk, and ``query`` itself if walks are shared."""
 
     query: WalkFeatures
     key: WalkFeatures | None
     counts: WalkCounts
     rough_counts: WalkCounts
+    # Whether any load is negative.
     signed: bool
+    # On small graphs only.
     dense: DenseLoads | None
 
     @property

@@ -44,7 +44,7 @@ def load_constant(
     if f.ndim != 1:
         raise ValueError(f"`f` must have shape [L + 1], but has shape {tuple(f.shape)}. Pass the f of one head.")
     weights = f.detach().to("cpu", torch.float64).abs()
-    _check_halt_prob(halt_prob)
+    _check_probability("halt_prob", halt_prob, or_zero=True)
     lengths = torch.arange(len(weights), dtype=torch.float64)
     if telescoped and normalization != "none":
         largest = _largest_telescoped(graph) if normalization == "sym" else 1.0
@@ -69,8 +69,7 @@ def deviation_bound(t: float, num_walks: int, c: float, coupling: str = "iid") -
     """
     _check_iid(coupling, "Theorem 3.1")
     _check_bound(num_walks, c)
-    exponent = t**2 * num_walks**3 / (2.0 * (2 * num_walks - 1) ** 2 * c**4)
-    return min(1.0, 2.0 * math.exp(-exponent))
+    return min(1.0, 2.0 * math.exp(-(t**2) * num_walks**3 / (2.0 * (2 * num_walks - 1) ** 2 * c**4)))
 
 
 def deviation_quantile(probability: float, num_walks: int, c: float, coupling: str = "iid") -> float:
@@ -111,7 +110,7 @@ def sparsity_bound(
     References:
         Reid et al. (2025), Lemma 3.2, extended by the start node and the maximum length.
     """
-    _check_halt_prob(halt_prob)
+    _check_probability("halt_prob", halt_prob, or_zero=True)
     _check_probability("delta", delta)
     _check_bound(num_walks, 1.0)
     if halt_prob == 0:
@@ -135,9 +134,8 @@ def variance_inflation(f: Tensor, halt_prob: float) -> float:
     """
     squares = f.detach().to("cpu", torch.float64) ** 2
     survival = (1.0 - halt_prob) ** torch.arange(squares.shape[-1], dtype=torch.float64)
-    total = squares.sum(dim=-1)
-    inflation = (squares / survival).sum(dim=-1) / total.clamp(min=torch.finfo(torch.float64).tiny)
-    return float(inflation.max())
+    total = squares.sum(dim=-1).clamp(min=torch.finfo(torch.float64).tiny)
+    return float(((squares / survival).sum(dim=-1) / total).max())
 
 
 def warn_if_variance_explodes(f: Tensor, halt_prob: float) -> None:
@@ -164,14 +162,9 @@ def _largest_telescoped(graph: Graph) -> float:
     return float((np.sqrt(largest) / np.sqrt(smallest)).max())
 
 
-def _check_halt_prob(halt_prob: float) -> None:
-    if not 0 <= halt_prob < 1:
-        raise ValueError(f"`halt_prob` must lie in [0, 1), but is {halt_prob}.")
-
-
-def _check_probability(name: str, value: float) -> None:
-    if not 0 < value < 1:
-        raise ValueError(f"`{name}` must lie in (0, 1), but is {value}.")
+def _check_probability(name: str, value: float, or_zero: bool = False) -> None:
+    if not 0 < value < 1 and not (or_zero and value == 0):
+        raise ValueError(f"`{name}` must lie in {'[' if or_zero else '('}0, 1), but is {value}.")
 
 
 def _check_bound(num_walks: int, c: float) -> None:
@@ -183,6 +176,4 @@ def _check_bound(num_walks: int, c: float) -> None:
 
 def _check_iid(coupling: str, result: str) -> None:
     if coupling != "iid":
-        raise ValueError(
-            f"{result} holds for independent walkers, but `coupling` is {coupling!r}. Pass coupling='iid'."
-        )
+        raise ValueError(f"{result} needs independent walkers, but `coupling` is {coupling!r}. Pass coupling='iid'.")
