@@ -10,14 +10,8 @@ from topomask.support.imports import lazy_names
 
 if TYPE_CHECKING:
     from topomask import data, models, nn, testing, train
-    from topomask.attention import (
-        Plan,
-        feature_maps,
-        linear_attention,
-        masked_attention,
-        masked_softmax_attention,
-        plan_attention,
-    )
+    from topomask.attention import feature_maps, linear_attention, masked_attention, masked_softmax_attention
+    from topomask.attention.plan import Plan, plan_attention
     from topomask.graph import Graph, cycle_graph, grid_graph, hypercube_graph, knn_graph, path_graph
     from topomask.masks import ExponentialDecay, Mask, Operator
     from topomask.masks.registry import *  # noqa: F403
@@ -35,22 +29,12 @@ __all__ += ["random_walks", "sample_features"]
 __getattr__, __dir__ = lazy_names(
     __name__,
     {
-        "attention": (
-            "Plan",
-            "feature_maps",
-            "linear_attention",
-            "masked_attention",
-            "masked_softmax_attention",
-            "plan_attention",
-        ),
-        "data": (),
+        "attention": ("feature_maps", "linear_attention", "masked_attention", "masked_softmax_attention"),
         "graph": ("Graph", "cycle_graph", "grid_graph", "hypercube_graph", "knn_graph", "path_graph"),
         "masks": ("ExponentialDecay", "Mask", "Operator", *CLASS_NAMES),
-        "models": (),
-        "nn": (),
-        "testing": (),
+        "topomask.attention.plan": ("Plan", "plan_attention"),
         "topomask.walks.series": ("convolve", "deconvolve"),
-        "train": (),
         "walks": ("WalkFeatures", "random_walks", "sample_features", "series", "theory"),
+        **dict.fromkeys(("data", "models", "nn", "testing", "train"), ()),
     },
 )

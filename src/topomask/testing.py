@@ -119,7 +119,7 @@ def check_gradients(mask: Mask) -> None:
 def check_attention(mask: Mask) -> None:
     """Check that every attention strategy agrees with the definition and has the same gradients."""
     operator = mask.on()
-    q, k, v = (x.requires_grad_() for x in _tokens(operator))
+    q, k, v = _tokens(operator)
     parameters = [p for p in mask.parameters() if p.requires_grad]
     pairs = [] if operator.cost().pairs is None else ["pairs"]
     ways: dict[str, tuple[Any, list[str]]] = {
@@ -147,9 +147,8 @@ def check_batches(mask: Mask) -> None:
     expected = torch.stack([torch.block_diag(block, block) for block in alone])
     prefix = alone.shape[-1] - graph.num_nodes
     # Prefix tokens of all graphs come before the nodes.
-    first = torch.cat([torch.arange(prefix), torch.arange(2 * prefix, 2 * prefix + graph.num_nodes)])
-    second = torch.cat([prefix + first[:prefix], graph.num_nodes + first[prefix:]])
-    order = torch.cat([first, second]).to(whole.device)
+    tokens = torch.arange(whole.shape[-1], device=whole.device).split((2 * prefix, 2 * graph.num_nodes))
+    order = torch.cat([part.view(2, len(part) // 2) for part in tokens], dim=1).flatten()
     _assert_close("The mask on a batch of two equal graphs", whole[:, order][:, :, order], expected)
 
 
@@ -177,7 +176,7 @@ def check_changes(mask: Mask) -> None:
 
 def check_compiled(mask: Mask) -> None:
     """Check that compiled attention gives the same values and gradients, also after parameters change."""
-    q, k, v = (x.requires_grad_() for x in _tokens(mask.on()))
+    q, k, v = _tokens(mask.on())
     parameters = [p for p in mask.parameters() if p.requires_grad]
     few = torch.tensor([0], device=q.device)
     ways: dict[str, Any] = {
@@ -207,12 +206,11 @@ def _inputs(operator: Operator, columns: int = 3, *, batch: int = 2, queries: bo
 
 
 def _tokens(operator: Operator) -> tuple[Tensor, Tensor, Tensor]:
-    heads, sizes = (
-        max(2, operator.num_heads),
-        ((operator.num_queries, 4), (operator.num_keys, 4), (operator.num_keys, 5)),
-    )
-    q, k, v = (torch.randn(2, heads, *size, dtype=torch.float64, device=operator.device) for size in sizes)
-    return q, k, v
+    def tokens(*size: int) -> Tensor:
+        shape = (2, max(2, operator.num_heads), *size)
+        return torch.randn(shape, dtype=torch.float64, device=operator.device, requires_grad=True)
+
+    return tokens(operator.num_queries, 4), tokens(operator.num_keys, 4), tokens(operator.num_keys, 5)
 
 
 def _definition(operator: Operator, q: Tensor, k: Tensor, v: Tensor, kind: str) -> Tensor:

@@ -142,10 +142,7 @@ class Graph:
     def from_scipy(
         cls, matrix: Any, *, directed: bool = False, signed: bool = False, duplicates: Duplicates = "sum"
     ) -> Self:
-        """Build a graph from a SciPy sparse adjacency matrix.
-
-        Duplicate entries are summed, as in SciPy, unless ``duplicates`` is ``"mean"`` or ``"first"``.
-        """
+        """Build a graph from a SciPy sparse matrix, with duplicates merged by ``"sum"``, ``"mean"`` or ``"first"``."""
         if duplicates is not None:
             check_choice("duplicates", duplicates, Duplicates)
         pairs, values = read.scipy_entries(matrix, summed=duplicates == "sum")
@@ -186,8 +183,7 @@ class Graph:
         edge_index, weights = data.edge_index, getattr(data, "edge_weight", None)
         if edge_index is None:
             raise ValueError(
-                "`data` has no `edge_index`. Convert `adj_t` with PyG's to_edge_index(); for a graph without edges, "
-                "set it to torch.empty(2, 0).long()."
+                "`data` has no `edge_index`. Convert `adj_t` with to_edge_index(), or set torch.empty(2, 0).long()."
             )
         options: dict[str, Any] = {"directed": True, "signed": signed, "duplicates": duplicates}
         graph = cls.from_edges(edge_index, data.num_nodes, weights, **options)
@@ -204,10 +200,7 @@ class Graph:
 
     @classmethod
     def batch(cls, graphs: Iterable[Graph]) -> Self:
-        """Batch graphs into one block-diagonal graph, as in PyG.
-
-        Nodes keep their ids, so the walks of the batch are the walks of its graphs.
-        """
+        """Batch graphs into one block-diagonal graph, as in PyG; nodes keep their ids, and so their walks."""
         graphs = list(graphs)
         if not graphs:
             raise ValueError("`graphs` is empty. Pass at least one graph.")
@@ -380,9 +373,9 @@ class Graph:
     def _rows(self) -> Array:
         return np.repeat(np.arange(self.num_nodes), np.diff(self.indptr))
 
-    def _symmetrized(self, *advice: str) -> Self:
+    def _symmetrized(self, name: str, add: str, merge: str) -> Self:
         """Make both directions of each edge equal; raise a ValueError if they differ by more than rounding."""
-        mean = read.symmetrize(self.to_scipy(), *advice)
+        mean = read.symmetrize(self.to_scipy(), name, add, merge)
         return self if mean is None else self._from_entries(mean.row, mean.col, mean.data, self.num_nodes, False)
 
     def __repr__(self) -> str:

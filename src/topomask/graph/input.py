@@ -26,8 +26,8 @@ _MAX_NODES = 1 << 28
 # If the user gives no num_nodes, a node number above both this and this many times the number of edges is probably an
 # identifier that was not renumbered.
 _MAX_GUESSED_NODES, _GUESSED_PER_EDGE = 1 << 24, 16
-# Relative difference allowed between the weights of both directions of an edge: float32 after a few operations.
-_ROUNDING = 1e-6
+# Relative differences of weights up to this are rounding: float32 after a few operations.
+ROUNDING = 1e-6
 
 
 def read_limit(name: str, default: int) -> int:
@@ -66,7 +66,7 @@ def check_choice(name: str, value: Any, choices: Any) -> None:
         raise ValueError(f"`{name}` must be one of {get_args(choices)}, but is {value!r}.")
 
 
-def first_true(wrong: Array) -> int | None:
+def first_true(wrong: Any) -> int | None:
     """Return the index of the first True, or None."""
     return int(wrong.argmax()) if wrong.any() else None
 
@@ -114,9 +114,7 @@ def edge_array(edges: Any) -> Array:
     if array.size == 0:
         return np.zeros((2, 0), dtype=np.int64)
     if array.ndim != 2 or 2 not in array.shape:
-        raise ValueError(
-            f"`edges` must have shape [2, E] or [E, 2], but has shape {array.shape}. Pass two node numbers per edge."
-        )
+        raise ValueError(f"`edges` must have shape [2, E] or [E, 2], but has shape {array.shape}. List node pairs.")
     if array.dtype.kind not in "iu":
         raise ValueError(f"`edges` must be integers, but has dtype {array.dtype}. Use .astype(int) or .long().")
     pairs = array if array.shape[0] == 2 else array.T
@@ -124,9 +122,7 @@ def edge_array(edges: Any) -> Array:
         raise ValueError(f"`edges` holds node {pairs.max()}, which does not fit in int64. Renumber the nodes.")
     pairs = pairs.astype(np.int64)
     if (k := first_true((pairs < 0).any(axis=0))) is not None:
-        raise ValueError(
-            f"`edges` must not be negative, but edge {k} is ({pairs[0, k]}, {pairs[1, k]}). Number the nodes from 0."
-        )
+        raise ValueError(f"`edges` must not be negative, but edge {k} is ({pairs[0, k]}, {pairs[1, k]}). Count from 0.")
     return pairs
 
 
@@ -315,11 +311,10 @@ def descends(array: Array) -> bool:
     return bool((array[1:] < array[:-1]).any())
 
 
-def symmetrize(matrix: Any, name: str, add: str, merge: str, rounding: float = _ROUNDING) -> Any:
-    """Average the weights of both directions where they differ by rounding; return None if all are equal.
+def symmetrize(matrix: Any, name: str, add: str, merge: str, rounding: float = ROUNDING) -> Any:
+    """Average the weights of both directions if they differ by rounding; return None if all are equal.
 
-    Raises a ValueError about ``name`` if they differ by more. It advises ``add`` if one direction is missing, ``merge``
-    if both have a weight.
+    If they differ by more, raise a ValueError with the advice to ``add`` a missing direction or to ``merge`` weights.
     """
     mirrored = sp.csr_array(matrix.T)
     difference = sp.coo_array(matrix - mirrored)

@@ -167,7 +167,7 @@ def map_tensors(record: Any, function: Callable[[Tensor], Tensor]) -> Any:
     def convert(x: Any) -> Any:
         if id(x) in copies:
             return copies[id(x)]
-        new = x
+        new: Any = x
         if isinstance(x, Tensor):
             new = function(x)
         elif isinstance(x, tuple):

@@ -13,9 +13,6 @@ from topomask.graph.input import Array, check_integer, check_node_count, descend
 from topomask.ops import segments
 from topomask.ops.derived import plainly
 
-# Degrees may be less than the sum of weights by this relative difference.
-_ROUNDING = 1e-6
-
 
 def checked_fields(
     indptr: Any, indices: Any, directed: bool, num_graphs: int, parts: Any, **arrays: Any
@@ -91,7 +88,7 @@ def _check_numbers(rows: Array, indices: Array, weights: Array, degrees: Array) 
             "the edge."
         )
     totals = np.bincount(rows, weights=np.abs(weights), minlength=len(degrees))
-    if (node := first_true(~np.isfinite(degrees) | (degrees < totals * (1 - _ROUNDING)))) is not None:
+    if (node := first_true(~np.isfinite(degrees) | (degrees < totals * (1 - read.ROUNDING)))) is not None:
         raise ValueError(
             f"`degrees` must be finite and at least the sum of a node's absolute weights, but node {node} has degree "
             f"{degrees[node]}, and its weights sum to {totals[node]}."

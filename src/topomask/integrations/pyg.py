@@ -110,9 +110,8 @@ class MaskedGPSConv(_GPSConv):  # type: ignore[misc]
             edge_index: Edges, [2, E], in both directions, for the local layer.
             batch: The graph that each node belongs to, [N], ascending. Default: that of ``graph``, or a single graph.
             graph: The same as a graph. Default: built from ``edge_index``, ``batch`` and ``edge_weight``, once for all
-                layers that get the same tensors. Required if edges are directed or weights negative. PyG sends messages
-                from source to target, but here a node attends to the targets of its edges: build it from the flipped
-                ``edge_index``.
+                layers that get the same tensors. Required if edges are directed or weights negative; flip
+                ``edge_index`` for it, since here a node attends to the targets of its edges.
             walks: Walks sampled on ``graph`` by ``layer.attn.mask.sample(graph)``. Default: sampled once per graph and
                 mask.
             **kwargs: Arguments of the local layer. The mask uses ``edge_weight`` too, but without gradients: if it
@@ -169,10 +168,7 @@ def _batch_of(graph: Graph, batch: Tensor | None, x: Tensor) -> Tensor | None:
 
 def _graph(edge_index: Tensor, batch: Tensor | None, edge_weight: Tensor | None, num_nodes: int) -> Graph:
     if edge_weight is not None and edge_weight.requires_grad:
-        raise ValueError(
-            "`edge_weight` requires gradients, which a mask cannot give. Detach it, or pass a `graph` built from "
-            "detached weights."
-        )
+        raise ValueError("`edge_weight` requires gradients, which a mask cannot give. Detach it, or pass `graph`.")
     tensors = (edge_index, batch, edge_weight)
     graph, *known = _CACHE.get(edge_index, (None,))
     if graph is None or known[0] != num_nodes or not all(map(_same, known[1:], tensors)):
@@ -197,10 +193,8 @@ def _make_graph(edge_index: Tensor, batch: Tensor | None, edge_weight: Tensor | 
     try:
         return Graph.from_pyg(data)
     except ValueError as error:
-        advice = ""
-        if "directed=True" in str(error) or "signed=True" in str(error):
-            advice = (
-                " This layer has no such option: build the graph yourself with tm.Graph.from_pyg(data, ...), with "
-                "data.edge_index flipped, and pass it as `graph`."
-            )
-        raise ValueError(f"Cannot build a graph from these edges: {error}{advice}") from error
+        message = f"Cannot build a graph from these edges: {error}"
+        if "directed=True" in message or "signed=True" in message:
+            message += " This layer has no such option: build the graph yourself with tm.Graph.from_pyg(data, ...), "
+            message += "with data.edge_index flipped, and pass it as `graph`."
+        raise ValueError(message) from error

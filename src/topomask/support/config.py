@@ -58,15 +58,11 @@ def apply_overrides(config: _Config, arguments: Sequence[str]) -> _Config:
     """
     from tyro.conf import FlagConversionOff
 
-    changed: _Config = read_arguments(type(config), arguments, default=config, config=(FlagConversionOff,))
-    return changed
+    return read_arguments(type(config), arguments, default=config, config=(FlagConversionOff,))
 
 
 def read_arguments(kind: Callable[..., Any], arguments: Sequence[str], prog: str = "topomask", **how: Any) -> Any:
-    """Call :func:`tyro.cli` on a dataclass or function; on bad arguments, raise a UsageError instead of exiting.
-
-    ``prog`` is the part of the command line before the arguments; ``how`` are more options of tyro.
-    """
+    """Call :func:`tyro.cli` on a dataclass or function; on bad arguments, raise a UsageError instead of exiting."""
     import tyro
 
     output = io.StringIO()
@@ -82,13 +78,10 @@ def read_arguments(kind: Callable[..., Any], arguments: Sequence[str], prog: str
 
 def _one_line(box: str) -> str:
     """Return the first paragraph of tyro's error box, with a hint about the nearest name."""
-
-    def is_text(line: str) -> bool:
-        return bool(line.strip("─-"))
-
     # The first line is the title; a rule may follow it.
     _, *lines = (line.strip("│| ") for line in _COLOR.sub("", box).splitlines())
-    text = " ".join(takewhile(is_text, lines[not is_text(lines[0]) :])).removesuffix(".")
+    is_rule = re.compile("[─-]*").fullmatch
+    text = " ".join(takewhile(lambda line: not is_rule(line), lines[bool(is_rule(lines[0])) :])).removesuffix(".")
     hint = ""
     if text.startswith("Unrecognized options"):
         offers = [line.split()[0] for line in lines if line.startswith("--")]
@@ -153,9 +146,9 @@ def _converter() -> Converter:
         converter.register_structure_hook(kind, lambda value, kind: _check(type(value) is kind, value, kind))
     converter.register_structure_hook(Path, lambda value, kind: Path(_check(type(value) is str, value, kind)))
     converter.register_structure_hook(float, _read_float)
-    converter.register_structure_hook_func(lambda kind: get_origin(kind) is Literal, _read_literal)
+    converter.register_structure_hook_func(lambda kind: _is(kind, Literal), _read_literal)
     converter.register_structure_hook_factory(dataclasses.is_dataclass, _group_reader)
-    converter.register_structure_hook_factory(lambda kind: get_origin(kind) in (tuple, list), _sequence_reader)
+    converter.register_structure_hook_func(lambda kind: _is(kind, tuple, list), _read_sequence)
     # cattrs itself reads a union of one type and None.
     converter.register_structure_hook_func(lambda kind: len(_members(kind)) > 1, _read_union)
     return converter
@@ -200,20 +193,21 @@ def _group_reader(kind: Any, converter: Converter) -> Callable[[Any, Any], Any]:
     return read
 
 
-def _sequence_reader(kind: Any, converter: Converter) -> Callable[[Any, Any], Any]:
-    make, kinds = get_origin(kind), get_args(kind)
+def _read_sequence(value: Any, kind: Any) -> Any:
+    make: Any = get_origin(kind)
+    kinds = get_args(kind)
     any_length = make is list or kinds[-1] is ...
+    _check(isinstance(value, list) and (any_length or len(value) == len(kinds)), value, kind)
+    return make(map(_converter().structure, value, repeat(kinds[0]) if any_length else kinds))
 
-    def read(value: Any, kind: Any) -> Any:
-        _check(isinstance(value, list) and (any_length or len(value) == len(kinds)), value, kind)
-        return make(map(converter.structure, value, repeat(kinds[0]) if any_length else kinds))
 
-    return read
+def _is(kind: Any, *origins: Any) -> bool:
+    return get_origin(kind) in origins
 
 
 def _members(kind: Any) -> list[Any]:
     """Return the types in a union other than None."""
-    members = get_args(kind) if get_origin(kind) in (Union, types.UnionType) else ()
+    members = get_args(kind) if _is(kind, Union, types.UnionType) else ()
     return [member for member in members if member is not type(None)]
 
 

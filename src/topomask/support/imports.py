@@ -80,7 +80,5 @@ def need(module: str, purpose: str) -> Any:
         if error.name != package:
             raise
         label, _, extra = EXTRAS[package]
-        raise ModuleNotFoundError(
-            f"{purpose} needs {label}, which is not installed. Install it with: pip install 'topomask[{extra}]'",
-            name=package,
-        ) from None
+        message = f"{purpose} needs {label}, which is not installed. Install it with: pip install 'topomask[{extra}]'"
+        raise ModuleNotFoundError(message, name=package) from None

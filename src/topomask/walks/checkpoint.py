@@ -27,10 +27,7 @@ _DAMAGED = "The walks in the checkpoint are damaged ({}). Load an intact checkpo
 
 
 def write(recipe: WalkRecipe, graph: Graph | None, walks: Walks | None, save_walks: bool) -> Tensor:
-    """Return the state of a mask with walks as a tensor of bytes.
-
-    Without ``save_walks`` it holds only what is needed to sample the walks again and to verify them.
-    """
+    """Return the state of a mask as bytes: how to sample and verify its walks, and with ``save_walks`` the walks."""
     sides = () if walks is None else walks if isinstance(walks, tuple) else (walks,)
     tensors = [tensor.cpu().contiguous() for side in sides for tensor in side.state().values()] if save_walks else []
     header = asdict(recipe) | {
@@ -57,9 +54,7 @@ def read(state: Any, recipe: WalkRecipe, graph: Graph | None) -> tuple[WalkRecip
     found = WalkRecipe(**header)
     for name in _FIXED:
         if getattr(found, name) != getattr(recipe, name):
-            raise ValueError(
-                f"The checkpoint has {name}={getattr(found, name)!r}. Build the mask with the same {name}."
-            )
+            raise ValueError(f"The checkpoint has {name}={getattr(found, name)!r}. Build the mask with the same value.")
     if wanted_graph is not None and graph is not None and wanted_graph != graph.fingerprint:
         raise ValueError(
             "The checkpoint was saved on another graph. Build the mask on that graph, load the checkpoint, and call "
@@ -69,23 +64,19 @@ def read(state: Any, recipe: WalkRecipe, graph: Graph | None) -> tuple[WalkRecip
     if layout:
         return found, _read_walks(layout, data, found), fingerprints
     if found.num_walks > recipe.num_walks and graph is not None:
-        _check_entries(found, graph.num_nodes)
+        count = found.num_heads * graph.num_nodes * min(found.num_walks * found.max_length + 1, graph.num_nodes)
+        if count > _MAX_ENTRIES:
+            raise ValueError(
+                f"The checkpoint has num_walks={found.num_walks:,}, which may leave {count:,} loads on "
+                f"{graph.num_nodes:,} nodes, more than {_MAX_ENTRIES:,}. If you trust it, build the mask with the same "
+                "num_walks."
+            )
     if version != SAMPLER_VERSION and fingerprints:
         raise ValueError(
             f"The walks were sampled by version {version} of the sampler, but this is version {SAMPLER_VERSION}. Save "
             "the checkpoint with save_walks=True, using the version that made it."
         )
     return found, None, fingerprints
-
-
-def _check_entries(recipe: WalkRecipe, num_nodes: int) -> None:
-    """Raise a ValueError if a checkpoint with more walks than the mask may leave too many loads."""
-    count = recipe.num_heads * num_nodes * min(recipe.num_walks * recipe.max_length + 1, num_nodes)
-    if count > _MAX_ENTRIES:
-        raise ValueError(
-            f"The checkpoint has num_walks={recipe.num_walks:,}, which may leave {count:,} loads on {num_nodes:,} "
-            f"nodes, more than {_MAX_ENTRIES:,}. If you trust it, build the mask with the same num_walks."
-        )
 
 
 def _split(state: Any) -> tuple[dict[str, Any], bytes]:
@@ -105,20 +96,18 @@ def _split(state: Any) -> tuple[dict[str, Any], bytes]:
 
 
 def _read_walks(layout: Any, data: bytes, recipe: WalkRecipe) -> Walks:
-    count, per_side = 2 if recipe.has_key_walks else 1, len(STATE_NAMES)
+    count = 2 if recipe.has_key_walks else 1
     try:
         kinds = [_DTYPES[kind] for kind, _ in layout]
         ends = np.cumsum([0, *(int(length) * kind.itemsize for (_, length), kind in zip(layout, kinds, strict=True))])
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise ValueError(_DAMAGED.format(error)) from None
-    if len(layout) != count * per_side or ends[-1] != len(data) or (np.diff(ends) < 0).any():
+    if len(layout) != count * len(STATE_NAMES) or ends[-1] != len(data) or (np.diff(ends) < 0).any():
         raise ValueError(_DAMAGED.format(f"{len(data)} bytes of walks where the header lists {ends[-1]}"))
-    tensors = [
+    tensors = (
         torch.from_numpy(np.frombuffer(data[start:end], kind).copy())
         for start, end, kind in zip(ends[:-1], ends[1:], kinds, strict=True)
-    ]
-    sides = [
-        WalkFeatures.from_state(dict(zip(STATE_NAMES, tensors[at : at + per_side], strict=True)))
-        for at in range(0, len(tensors), per_side)
-    ]
+    )
+    # Each side takes the next tensors.
+    sides = [WalkFeatures.from_state(dict(zip(STATE_NAMES, tensors, strict=False))) for _ in range(count)]
     return (sides[0], sides[1]) if count == 2 else sides[0]

@@ -277,16 +277,13 @@ class WalkFeatures:
     def _arrays(self) -> tuple[list[Array], list[list[slice]]]:
         """Columns per row, columns, entries per column, lengths and loads; and the slice of every head in each."""
         row_ptr, columns, entry_ptr, lengths, loads = (tensor.cpu().numpy() for tensor in self._tensors)
-        rows, pairs, entries = self._head_cuts
-        return [np.diff(row_ptr), columns, np.diff(entry_ptr), lengths, loads], [rows, pairs, pairs, entries, entries]
+        return [np.diff(row_ptr), columns, np.diff(entry_ptr), lengths, loads], self._head_cuts
 
     @cached_property
-    def _head_cuts(self) -> tuple[list[slice], list[slice], list[slice]]:
-        """The slices of rows, pairs and entries of every head."""
-        rows = self._head_rows.tolist()
-        pairs, entries = self._tensors.row_ptr[self._head_rows].tolist(), self._head_ptr.tolist()
-        cuts = [[slice(a, b) for a, b in itertools.pairwise(ends)] for ends in (rows, pairs, entries)]
-        return cuts[0], cuts[1], cuts[2]
+    def _head_cuts(self) -> list[list[slice]]:
+        ends = self._head_rows, self._tensors.row_ptr[self._head_rows], self._head_ptr
+        rows, pairs, entries = ([slice(a, b) for a, b in itertools.pairwise(each.tolist())] for each in ends)
+        return [rows, pairs, pairs, entries, entries]
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Self:
         """Move the features to a device, or convert the loads to a dtype, at least float32."""
@@ -318,19 +315,17 @@ class WalkFeatures:
         sizes = state.get("sizes")
         if {*state} != {*STATE_NAMES} or sizes is None or sizes.shape != (4,) or sizes.is_floating_point():
             raise ValueError(f"The stored walks must have the tensors {STATE_NAMES}, but have {tuple(state)}.")
-        num_heads, num_columns, max_length, kind = sizes.tolist()
+        *numbers, kind = sizes.tolist()
         weighting, normalization = _KINDS[kind % len(_KINDS)]
-        tensors = (state[name] for name in WalkTensors._fields)
+        arguments: list[Any] = [*(state[name] for name in WalkTensors._fields), *numbers, normalization, weighting]
         try:
-            return cls(*tensors, num_heads, num_columns, max_length, normalization, weighting)
+            return cls(*arguments)
         except ValueError as error:
             raise ValueError(f"The stored walks are inconsistent. Load an intact checkpoint. {error}") from error
 
     def __repr__(self) -> str:
-        return (
-            f"WalkFeatures(num_heads={self.num_heads}, num_rows={self.num_rows}, num_columns={self.num_columns}, "
-            f"max_length={self.max_length}, num_nonzeros={self.num_nonzeros})"
-        )
+        names = ("num_heads", "num_rows", "num_columns", "max_length", "num_nonzeros")
+        return f"WalkFeatures({', '.join(f'{name}={getattr(self, name)}' for name in names)})"
 
 
 def _from_counts(arrays: Sequence[Array], num_columns: int, device: torch.device) -> WalkTensors:

@@ -17,9 +17,7 @@ def positive_per_head(name: str, value: float | Sequence[float] | Tensor, num_he
     check_integer("num_heads", num_heads, 1)
     start = _floats(value)
     if start.shape not in ((), (1,), (num_heads,)):
-        raise ValueError(
-            f"`{name}` must be one number or have shape [num_heads={num_heads}], but has shape {tuple(start.shape)}."
-        )
+        raise ValueError(f"`{name}` must be a number or [num_heads={num_heads}], but has shape {tuple(start.shape)}.")
     if has_values(start) and not bool(((start > 0) & start.isfinite()).all()):
         raise ValueError(f"`{name}` must be positive and finite, but is {start.tolist()}.")
     return start.expand(num_heads).clone()

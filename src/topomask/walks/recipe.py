@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -13,9 +13,6 @@ from topomask.graph.records import Recipe
 from topomask.walks.features import WalkFeatures, Weighting
 from topomask.walks.record import WalkRecord, make_record
 from topomask.walks.sample import Coupling, check_draws, check_sizes, sample_features
-
-if TYPE_CHECKING:
-    from topomask.graph.records import Records
 
 # Walks of queries and keys, or one set if keys have no walks of their own.
 Walks = WalkFeatures | tuple[WalkFeatures, WalkFeatures]
@@ -97,35 +94,33 @@ class WalkRecipe(Recipe):
 
     def find(self, graph: Graph) -> Walks:
         """Return the walks of a graph: stored ones, or else joined from those of its parts, or else sampled."""
-        found = _kept(graph._records, self)
+        found = self._stored(graph)
         if found is None:
             found = self._join(graph) if graph.parts else self.sample(graph)
-            graph._records.put(_name(self), self, found)
+            self._store(graph, found)
         return found
+
+    def _stored(self, graph: Graph) -> Any:
+        return getattr(graph._records, f"walks_of_{self._name}", None)
+
+    def _store(self, graph: Graph, walks: Walks) -> None:
+        graph._records.put(f"walks_of_{self._name}", self, walks)
 
     def _join(self, graph: Graph) -> Walks:
         """Join the walks of a batch from those of its parts, with the same bits as if sampled on the batch."""
         # Without repeats: graphs hash by identity, and one may occur twice.
-        new = list({part: None for part in graph.parts if _kept(part._records, self) is None})
+        new = list({part: None for part in graph.parts if self._stored(part) is None})
         if new:
             # All at once, since the overhead of sampling a small graph exceeds the time of its walks.
             together = graph if new == list(graph.parts) else Graph.batch(new)
             sampled = self.sample(together)
             sides = [side.split([part.num_nodes for part in new]) for side in _sides(sampled)]
             for part, *walks in zip(new, *sides, strict=True):
-                part._records.put(_name(self), self, _walks(walks))
+                self._store(part, _walks(walks))
             if together is graph:
                 return sampled
-        found = [_sides(_kept(part._records, self)) for part in graph.parts]
+        found = [_sides(self._stored(part)) for part in graph.parts]
         return _walks([WalkFeatures.batch(side) for side in zip(*found, strict=True)])
-
-
-def _name(recipe: WalkRecipe) -> str:
-    return f"walks_of_{recipe._name}"
-
-
-def _kept(records: Records, recipe: WalkRecipe) -> Any:
-    return getattr(records, _name(recipe), None)
 
 
 def _sides(walks: Any) -> tuple[Any, ...]:

@@ -61,7 +61,8 @@ class WalkCounts(NamedTuple):
     def roughly(self) -> WalkCounts:
         """Round to powers of two, which resampled walks usually share, so that compiled code can be reused."""
         tiles = None if self.tiles is None else TileWork(*map(_power_of_two, self.tiles))
-        return WalkCounts(*map(_power_of_two, self[:3]), tiles)
+        nonzeros, triples, pairs = map(_power_of_two, self[:3])
+        return WalkCounts(nonzeros, triples, pairs, tiles)
 
 
 def _power_of_two(count: int) -> int:
@@ -108,10 +109,7 @@ class WalkRecord(Record):
 def make_record(
     query: WalkFeatures, key: WalkFeatures | None, graph: Graph | None, device: torch.device, dtype: torch.dtype
 ) -> WalkRecord:
-    """Make the record of walks on a device, with loads in ``dtype``, at least float32.
-
-    ``graph`` is None if the queries are a selection of its nodes.
-    """
+    """Make the record of walks, with loads in at least float32; ``graph`` is None for a selection of its nodes."""
     moved = query.to(device, dtype)
     query, key = moved, moved if key is query else None if key is None else key.to(device, dtype)
     # Not at first use, which may be inside torch.compile.

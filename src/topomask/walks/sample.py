@@ -96,14 +96,9 @@ def sample_features(
     # On the CPU whatever the default device is; outside inference mode, since the walks may be used in training.
     with plainly(), torch.device("cpu"):
         loads = sample_walks(tensors, nodes, settings, range(num_heads), dtype)
-        return WalkFeatures._trusted(
-            _tensors=WalkTensors(loads.row_ptr, loads.columns, narrow(loads.entry_ptr), loads.lengths, loads.loads),
-            num_heads=int(num_heads),
-            num_columns=graph.num_nodes,
-            max_length=int(max_length),
-            normalization=normalization,
-            weighting=weighting,
-        )
+        tensors = WalkTensors(loads.row_ptr, loads.columns, narrow(loads.entry_ptr), loads.lengths, loads.loads)
+        sizes = {"num_heads": int(num_heads), "num_columns": graph.num_nodes, "max_length": int(max_length)}
+        return WalkFeatures._trusted(_tensors=tensors, **sizes, normalization=normalization, weighting=weighting)
 
 
 def random_walks(

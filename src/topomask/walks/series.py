@@ -84,7 +84,7 @@ def deconvolve(alpha: Tensor) -> Tensor:
 
 def heat(order: int, time: float = 1.0, dtype: torch.dtype | None = None) -> Tensor:
     r"""Heat (diffusion) kernel :math:`\exp(-t \tilde L)`: :math:`\alpha_k = e^{-t} t^k / k!`."""
-    _check_positive("time", time)
+    _check_positive(time=time)
     # Sum logarithms, because exp(-t) underflows beyond t = 745.
     terms = [math.exp(-time + k * math.log(time) - math.lgamma(k + 1)) for k in _powers(order)]
     return _coefficients(terms, dtype)
@@ -95,8 +95,7 @@ def regularized_laplacian(order: int, sigma: float = 1.0, power: int = 1, dtype:
 
     .. math:: \alpha_k = (1 + \sigma^2)^{-d} \binom{d + k - 1}{k} \Big(\frac{\sigma^2}{1 + \sigma^2}\Big)^k
     """
-    _check_positive("sigma", sigma)
-    _check_positive("power", power)
+    _check_positive(sigma=sigma, power=power)
     return _coefficients(_binomial_series(order, power, 1.0 + sigma**2, sigma**2 / (1.0 + sigma**2)), dtype)
 
 
@@ -108,8 +107,7 @@ def matern(order: int, nu: float = 1.5, kappa: float = 1.0, dtype: torch.dtype |
     References:
         Borovitskiy et al. (2021), Matérn Gaussian processes on graphs.
     """
-    _check_positive("nu", nu)
-    _check_positive("kappa", kappa)
+    _check_positive(nu=nu, kappa=kappa)
     shift = 1.0 + 2.0 * nu / kappa**2
     return _coefficients(_binomial_series(order, nu, shift, 1.0 / shift), dtype)
 
@@ -167,6 +165,7 @@ def _coefficients(terms: list[float], dtype: torch.dtype | None) -> Tensor:
     return torch.tensor(terms, dtype=torch.get_default_dtype() if dtype is None else dtype)
 
 
-def _check_positive(name: str, value: float) -> None:
-    if not value > 0 or not math.isfinite(value):
-        raise ValueError(f"`{name}` must be positive and finite, but is {value}.")
+def _check_positive(**values: float) -> None:
+    for name, value in values.items():
+        if not 0 < value < math.inf:
+            raise ValueError(f"`{name}` must be positive and finite, but is {value}.")

@@ -1,7 +1,4 @@
-r"""Error bounds and sparsity bounds of graph random features.
-
-The bounds hold for independent walkers and raise a ValueError for other couplings.
-"""
+"""Error and sparsity bounds of graph random features; they hold for independent walkers and refuse other couplings."""
 
 from __future__ import annotations
 

@@ -52,8 +52,7 @@ def _check_values(tensors: WalkTensors, num_heads: int, num_columns: int, max_le
     segments.check_pointers("row_ptr", row_ptr, len(columns))
     if (len(row_ptr) - 1) % num_heads:
         raise ValueError(
-            f"`row_ptr` must have shape [num_heads * rows + 1], but has shape {tuple(row_ptr.shape)} for "
-            f"num_heads={num_heads}."
+            f"`row_ptr` must have shape [num_heads={num_heads} * rows + 1], but has shape {tuple(row_ptr.shape)}."
         )
     segments.check_indices("lengths", lengths, max_length + 1)
     segments.check_pointers("entry_ptr", entry_ptr, len(lengths), len(columns))
@@ -67,9 +66,7 @@ def _check_values(tensors: WalkTensors, num_heads: int, num_columns: int, max_le
         raise ValueError(f"`loads` must be finite, but loads[{int(wrong[0])}] is {float(loads[wrong[0]])}.")
     empty = (entry_ptr.diff() == 0).nonzero()
     if len(empty):
-        raise ValueError(
-            f"`entry_ptr` must ascend, but columns[{int(empty[0])}] has no entry. Leave out columns without loads."
-        )
+        raise ValueError(f"`entry_ptr` must ascend, but columns[{int(empty[0])}] has no entry. Drop such columns.")
     k = segments.first_repeat(columns, row_ptr)
     if k is not None:
         row = int(torch.searchsorted(row_ptr, k, right=True)) - 1
