@@ -31,7 +31,7 @@ def test_a_full_disk_is_said_in_words(tmp_path):
         raise OSError(errno.ENOSPC, "No space left on device", str(path))
 
     with pytest.raises(
-        OSError, match=r"file could not be written: No space left on device\. Any previous version is intact\. Free"
+        OSError, match=r"file could not be written: No space left on device\. Any previous content is intact\. Free"
     ):
         write_atomically(tmp_path / "file", fail)
 

@@ -146,7 +146,7 @@ def test_a_full_disk_leaves_the_old_checkpoint_and_says_so(error, saved, monkeyp
     with pytest.raises(OSError) as found:
         save_checkpoint(saved, training.Tiny())
     assert str(found.value) == (
-        f"{saved} could not be written: No space left on device. Any previous version is intact. Free some space, or "
+        f"{saved} could not be written: No space left on device. Any previous content is intact. Free some space, or "
         "choose another location."
     )
     assert saved.read_bytes() == before

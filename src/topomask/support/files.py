@@ -47,7 +47,7 @@ def explained(error: OSError, path: Path) -> OSError:
     if error.errno not in _FULL:
         return error
     return OSError(
-        f"{path} could not be written: {error.strerror}. Any previous version is intact. Free some space, or choose "
+        f"{path} could not be written: {error.strerror}. Any previous content is intact. Free some space, or choose "
         "another location."
     )
 

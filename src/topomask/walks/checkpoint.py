@@ -91,7 +91,7 @@ def _split(state: Any) -> tuple[dict[str, Any], bytes]:
         raise ValueError(_DAMAGED.format(error)) from None
     names = {*_EXTRA, *(field.name for field in fields(WalkRecipe))}
     if not isinstance(header, dict) or set(header) != names:
-        raise ValueError(_DAMAGED.format("the header is incomplete"))
+        raise ValueError(_DAMAGED.format("the header is not complete"))
     return header, data[end:]
 
 
