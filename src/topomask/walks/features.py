@@ -249,7 +249,8 @@ class WalkFeatures:
         pairs = [cuts[1][head] for head in heads for _, cuts in parts]
         shifts = np.repeat(np.tile(starts, len(heads)), [cut.stop - cut.start for cut in pairs])
         arrays = (counts, columns + shifts, entry_counts, lengths, loads)
-        tensors = _from_counts(arrays, num_columns, features[0].device)
+        with plainly():
+            tensors = _from_counts(arrays, num_columns, features[0].device)
         return cls._trusted(**features[0].__getstate__() | {"_tensors": tensors, "num_columns": num_columns})
 
     def split(self, sizes: Sequence[int]) -> list[Self]:
@@ -264,15 +265,16 @@ class WalkFeatures:
         rows = np.arange(self.num_heads)[:, None] * self.num_rows + ends  # [H, graphs + 1]
         pairs = self._tensors.row_ptr.cpu().numpy()[rows]
         entries = self._tensors.entry_ptr.cpu().numpy()[pairs]
-        parts = []
-        for k, size in enumerate(sizes):
+        with_counts = []
+        for k in range(len(sizes)):
             counts, columns, *others = (
                 np.concatenate([values[a:b] for a, b in cuts[:, k : k + 2]])
                 for values, cuts in zip(arrays, (rows, pairs, pairs, entries, entries), strict=True)
             )
-            tensors = _from_counts((counts, columns - ends[k], *others), size, self.device)
-            parts.append(self._with(tensors, num_columns=int(size)))
-        return parts
+            with_counts.append((counts, columns - ends[k], *others))
+        with plainly():
+            tensors = [_from_counts(each, size, self.device) for each, size in zip(with_counts, sizes, strict=True)]
+        return [self._with(each, num_columns=int(size)) for each, size in zip(tensors, sizes, strict=True)]
 
     def _arrays(self) -> tuple[list[Array], list[list[slice]]]:
         """Columns per row, columns, entries per column, lengths and loads; and the slice of every head in each."""
@@ -330,11 +332,10 @@ class WalkFeatures:
 
 def _from_counts(arrays: Sequence[Array], num_columns: int, device: torch.device) -> WalkTensors:
     """Make the tensors of walks from arrays with counts instead of pointers."""
-    with plainly():
-        counts, columns, entry_counts, lengths, loads = map(torch.from_numpy, arrays)
-        row_ptr, entry_ptr = segments.pointers(counts), narrow(segments.pointers(entry_counts))
-        columns = columns.to(segments.index_type(num_columns))
-        return WalkTensors(*(tensor.to(device) for tensor in (row_ptr, columns, entry_ptr, lengths, loads)))
+    counts, columns, entry_counts, lengths, loads = map(torch.from_numpy, arrays)
+    row_ptr, entry_ptr = segments.pointers(counts), narrow(segments.pointers(entry_counts))
+    columns = columns.to(segments.index_type(num_columns))
+    return WalkTensors(*(tensor.to(device) for tensor in (row_ptr, columns, entry_ptr, lengths, loads)))
 
 
 def narrow(ptr: Tensor) -> Tensor:

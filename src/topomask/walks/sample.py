@@ -96,9 +96,9 @@ def sample_features(
     # On the CPU whatever the default device is; outside inference mode, since the walks may be used in training.
     with plainly(), torch.device("cpu"):
         loads = sample_walks(tensors, nodes, settings, range(num_heads), dtype)
-        tensors = WalkTensors(loads.row_ptr, loads.columns, narrow(loads.entry_ptr), loads.lengths, loads.loads)
+        sampled = WalkTensors(loads.row_ptr, loads.columns, narrow(loads.entry_ptr), loads.lengths, loads.loads)
         sizes = {"num_heads": int(num_heads), "num_columns": graph.num_nodes, "max_length": int(max_length)}
-        return WalkFeatures._trusted(_tensors=tensors, **sizes, normalization=normalization, weighting=weighting)
+        return WalkFeatures._trusted(_tensors=sampled, **sizes, normalization=normalization, weighting=weighting)
 
 
 def random_walks(
