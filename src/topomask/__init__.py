@@ -1,6 +1,6 @@
 """Tell a transformer which graph its tokens live on, at linear cost.
 
-Names are imported when they are first used, so that ``topomask --help`` need not wait for torch.
+Names are imported when first used, so ``topomask --help`` does not import torch.
 """
 
 from typing import TYPE_CHECKING
@@ -10,14 +10,8 @@ from topomask.support.imports import lazy_names
 
 if TYPE_CHECKING:
     from topomask import data, models, nn, testing, train
-    from topomask.attention import (
-        Plan,
-        feature_maps,
-        linear_attention,
-        masked_attention,
-        masked_softmax_attention,
-        plan_attention,
-    )
+    from topomask.attention import feature_maps, linear_attention, masked_attention, masked_softmax_attention
+    from topomask.attention.plan import Plan, plan_attention
     from topomask.graph import Graph, cycle_graph, grid_graph, hypercube_graph, knn_graph, path_graph
     from topomask.masks import ExponentialDecay, Mask, Operator
     from topomask.masks.registry import *  # noqa: F403
@@ -26,56 +20,21 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "ExponentialDecay",
-    "Graph",
-    "Mask",
-    "Operator",
-    "Plan",
-    "WalkFeatures",
-    "convolve",
-    "cycle_graph",
-    "data",
-    "deconvolve",
-    "feature_maps",
-    "grid_graph",
-    "hypercube_graph",
-    "knn_graph",
-    "linear_attention",
-    "masked_attention",
-    "masked_softmax_attention",
-    "models",
-    "nn",
-    "path_graph",
-    "plan_attention",
-    "random_walks",
-    "sample_features",
-    "series",
-    "testing",
-    "theory",
-    "train",
-    *CLASS_NAMES,
-]
+__all__ = ["ExponentialDecay", "Graph", "Mask", "Operator", "Plan", "WalkFeatures", *CLASS_NAMES]
+__all__ += ["data", "feature_maps", "models", "nn", "series", "testing", "theory", "train"]
+__all__ += ["convolve", "cycle_graph", "deconvolve", "grid_graph", "hypercube_graph", "knn_graph", "linear_attention"]
+__all__ += ["masked_attention", "masked_softmax_attention", "path_graph", "plan_attention"]
+__all__ += ["random_walks", "sample_features"]
 
 __getattr__, __dir__ = lazy_names(
     __name__,
     {
-        "attention": (
-            "Plan",
-            "feature_maps",
-            "linear_attention",
-            "masked_attention",
-            "masked_softmax_attention",
-            "plan_attention",
-        ),
-        "data": (),
+        "attention": ("feature_maps", "linear_attention", "masked_attention", "masked_softmax_attention"),
         "graph": ("Graph", "cycle_graph", "grid_graph", "hypercube_graph", "knn_graph", "path_graph"),
         "masks": ("ExponentialDecay", "Mask", "Operator", *CLASS_NAMES),
-        "models": (),
-        "nn": (),
-        "testing": (),
+        "topomask.attention.plan": ("Plan", "plan_attention"),
         "topomask.walks.series": ("convolve", "deconvolve"),
-        "train": (),
         "walks": ("WalkFeatures", "random_walks", "sample_features", "series", "theory"),
+        **dict.fromkeys(("data", "models", "nn", "testing", "train"), ()),
     },
 )

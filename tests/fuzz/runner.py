@@ -23,7 +23,7 @@ REFUSALS = {
     "softmax by products": r"softmax attention needs the entries of the mask",
     "pairs of a mask that is not sparse": r"has no sparse entries",
     "symmetric features of a matrix that is not": r"Symmetric features estimate sums of W\^k",
-    "sym on a directed graph": r"`normalization` is 'sym', but the graph is directed",
+    "sym on a directed graph": r"`normalization` must be 'row' or 'none' for a directed graph, but is 'sym'",
     "no forest": r"must be a forest|must be an undirected forest",
     "no path": r"must be a path through the tokens",
     "diffusion on a directed graph": r"a diffusion needs a symmetric operator",

@@ -111,10 +111,12 @@ def test_pyg_data_and_batch():
     assert tm.Graph.from_pyg(batch).fingerprint == tm.Graph.batch(parts).fingerprint
     for wrong in (owners.float(), owners[:, None], owners[1:], owners - 1):
         batch.batch = wrong
-        with pytest.raises(ValueError, match="`batch` must hold the graph of each of the 16 nodes"):
+        with pytest.raises(ValueError, match="`batch` must be the graph of each of the 16 nodes"):
             tm.Graph.from_pyg(batch)
     batch.batch = owners.flip(0)
-    with pytest.raises(ValueError, match="`batch` must hold the graph of each of the 16 nodes, ascending integers"):
+    with pytest.raises(
+        ValueError, match="`batch` must be the graph of each of the 16 nodes as ascending non-negative integers"
+    ):
         tm.Graph.from_pyg(batch)
     nothing = Data(edge_index=torch.zeros(2, 0, dtype=torch.int64), edge_weight=torch.zeros(0), num_nodes=0)
     trailing = Batch.from_data_list([*data, nothing])
@@ -144,14 +146,14 @@ def test_weights_of_two_directions_may_differ_by_rounding():
     assert torch.equal(found, found.T)
     torch.testing.assert_close(found, dense.double(), rtol=1e-6, atol=0.0)
     unequal = Data(edge_index=torch.tensor([[0, 1], [1, 0]]), edge_weight=torch.tensor([0.3, 0.4]), num_nodes=2)
-    with pytest.raises(ValueError, match=r"Pass directed=True, or take to_undirected\(..., reduce='mean'\)"):
+    with pytest.raises(ValueError, match=r"Pass directed=True, or use to_undirected\(..., reduce='mean'\)"):
         tm.Graph.from_pyg(unequal)
 
 
 def test_batches_take_any_iterable_of_graphs():
     graphs = [tm.path_graph(2), tm.cycle_graph(3)]
     assert tm.Graph.batch(graph for graph in graphs).fingerprint == tm.Graph.batch(graphs).fingerprint
-    with pytest.raises(ValueError, match=r"`graphs` must be topomask.Graphs, but number 1 is a list"):
+    with pytest.raises(ValueError, match=r"`graphs` must be topomask.Graphs, but graphs\[1\] is a list"):
         tm.Graph.batch([graphs[0], []])
 
 
@@ -213,8 +215,8 @@ BAD = {
     "identifier": (dict(edges=[[0], [10**13]]), "Renumber"),
     "huge": (dict(edges=np.array([[2**63], [0]], dtype=np.uint64)), "int64"),
     "no nodes": (dict(edges=[], num_nodes=None), "num_nodes"),
-    "zero nodes": (dict(edges=[], num_nodes=0), "at least one node"),
-    "fractional nodes": (dict(edges=[], num_nodes=2.5), "positive integer"),
+    "zero nodes": (dict(edges=[], num_nodes=0), "`num_nodes` must be an integer of at least 1, but is 0"),
+    "fractional nodes": (dict(edges=[], num_nodes=2.5), r"`num_nodes` must be an integer of at least 1, but is 2\.5"),
     "nan": (dict(edges=EDGES, weights=[1.0, np.nan, 1.0]), r"edge 1, \(1, 2\), has weight nan"),
     "infinite": (dict(edges=EDGES, weights=[1.0, 1.0, np.inf]), r"edge 2, \(2, 0\), has weight inf"),
     "negative weight": (dict(edges=EDGES, weights=[1.0, -1.0, 1.0]), "signed=True"),

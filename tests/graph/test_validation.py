@@ -22,13 +22,19 @@ def changed(name: str, place: int, value: float) -> dict:
 
 # A path of four nodes: indptr 0 1 3 5 6, indices 1 0 2 1 3 2.
 WRONG = {
-    "column too large": (changed("indices", 0, 10**6), r"`indices` must lie in \[0, num_nodes=4\), but indices\[0\]"),
+    "column too large": (changed("indices", 0, 10**6), r"`indices` must lie in \[0, 4\), but indices\[0\] is 1000000"),
     "negative column": (changed("indices", 2, -5), r"indices\[2\] is -5"),
     "column repeated": (changed("indices", 2, 0), "row 1 has 0 before 0"),
     "columns descend": (changed("indices", 1, 3), "row 1 has 3 before 2"),
     "float columns": ({"indices": np.ones(6)}, "`indices` must be integers"),
-    "pointers descend": (changed("indptr", 1, 4), "descends after place 1"),
-    "pointers wrap": ({"indptr": np.array([0, 2**63 - 1, -(2**63), 5, 6])}, "`indptr` must ascend"),
+    "pointers descend": (
+        changed("indptr", 1, 4),
+        r"`indptr` must not descend, but indptr\[1\] is 4 and indptr\[2\] is 3",
+    ),
+    "pointers wrap": (
+        {"indptr": np.array([0, 2**63 - 1, -(2**63), 5, 6])},
+        r"`indptr` must not descend, but indptr\[1\]",
+    ),
     "pointers end early": (changed("indptr", 4, 5), "goes from 0 to 5"),
     "pointers start late": (changed("indptr", 0, 1), "goes from 1 to 6"),
     "no pointers": ({"indptr": np.zeros(0, np.int64)}, "`indptr` must have shape"),
@@ -38,13 +44,13 @@ WRONG = {
     "weight not finite": (changed("weights", 3, np.nan), r"edge \(2, 1\) has weight nan"),
     "weight of zero": (changed("weights", 0, 0.0), r"edge \(0, 1\) has weight 0.0"),
     "not symmetric": (changed("weights", 0, 0.5), r"entry \(0, 1\) is 0.5 and entry \(1, 0\) is 1.0"),
-    "degree too small": (changed("degrees", 1, 1.0), "node 1 has degree 1.0, and its weights sum up to 2.0"),
+    "degree too small": (changed("degrees", 1, 1.0), "node 1 has degree 1.0, and its weights sum to 2.0"),
     "id missing": ({"ids": np.arange(3)}, r"`ids` must have shape \[4\]"),
     "negative id": (changed("ids", 0, -1), "`ids` must not be negative"),
     "graph out of range": (changed("graph_index", 3, 1), r"`graph_index` must ascend within \[0, num_graphs=1\)"),
     "edge between graphs": (changed("graph_index", 3, 1) | {"num_graphs": 2}, r"Edge \(2, 3\) joins two graphs"),
     "number of graphs": ({"num_graphs": 2**62}, "a graph has at most"),
-    "other parts": ({"parts": (tm.path_graph(3),)}, "`parts` are not the graphs"),
+    "other parts": ({"parts": (tm.path_graph(3),)}, "`parts` must be the graphs that this one is a batch of"),
     "directed": ({"directed": "no"}, "`directed` must be True or False"),
 }
 

@@ -137,7 +137,7 @@ def test_layers_that_share_a_mask_share_its_walks(sampled):
 
 def test_masks_that_do_not_fit_are_named():
     with pytest.raises(
-        ValueError, match=r"`mask` must be a topomask.Mask, but is a str. Take WalkMask\(symmetric=False"
+        ValueError, match=r"`mask` must be a topomask.Mask, but is a str. Pass, for example, WalkMask\(symmetric=False"
     ):
         layer("walk")
     with pytest.raises(ValueError, match="`mask` is a ToeplitzMask, which cannot be on the graph of every call"):
@@ -185,7 +185,7 @@ def test_weights_of_edges_reach_the_mask():
     assert not torch.allclose(plain, found, atol=1e-3)
     graph = tm.Graph.from_pyg(Data(edge_index=given.edge_index, num_nodes=6, edge_weight=edge_weight))
     torch.testing.assert_close(attending(given.x, given.edge_index, graph=graph), found)
-    with pytest.raises(ValueError, match="`edge_weight` asks for a gradient, which a mask cannot give"):
+    with pytest.raises(ValueError, match="`edge_weight` requires gradients, which a mask cannot give"):
         layer(walk_mask())(given.x, given.edge_index, edge_weight=edge_weight.clone().requires_grad_())
 
 
@@ -193,18 +193,18 @@ def test_edges_that_a_mask_cannot_live_on_ask_for_a_graph():
     given = data(tm.path_graph(3))
     for weights in (torch.arange(1.0, 5.0), -torch.ones(4)):
         with pytest.raises(
-            ValueError, match=r"cannot live on these edges: .* no such option: .* and pass it as `graph`"
+            ValueError, match=r"Cannot build a graph from these edges: .* no such option: .* and pass it as `graph`"
         ):
             layer(walk_mask())(given.x, given.edge_index, edge_weight=weights)
 
 
 def test_options_that_would_be_thrown_away_are_refused():
-    with pytest.raises(ValueError, match=r"`attn_type` is none of the options .*Attention is set by `mask`, `kind`"):
+    with pytest.raises(ValueError, match=r"has no option `attn_type`. .*attention is set by `mask`, `kind`"):
         layer(walk_mask(), attn_type="performer")
     assert layer(walk_mask(), norm=None, act="elu").norm1 is None
     given = data(tm.path_graph(3))
     alone = MaskedGPSConv(8, None, walk_mask(), heads=2)
-    with pytest.raises(ValueError, match=r"\['edge_wieght'\] are for a local layer, but `conv` is None"):
+    with pytest.raises(ValueError, match=r"\['edge_wieght'\] are arguments of the local layer, but `conv` is None"):
         alone(given.x, given.edge_index, edge_weight=torch.ones(4), edge_attr=None, edge_wieght=torch.ones(4))
     with pytest.raises(ValueError, match="`channels` must be a multiple of `heads`, but they are 7 and 2"):
         MaskedGPSConv(7, None, walk_mask(), heads=2)
@@ -213,7 +213,7 @@ def test_options_that_would_be_thrown_away_are_refused():
 def test_nodes_out_of_order_are_refused():
     given = data(tm.path_graph(3))
     for batch in (torch.tensor([0, 1, 0]), torch.tensor([0]), torch.zeros(4).long(), torch.zeros(3)):
-        with pytest.raises(ValueError, match="`batch` must hold the graph of each of the 3 nodes, ascending"):
+        with pytest.raises(ValueError, match="`batch` must be the graph of each of the 3 nodes as ascending"):
             layer(walk_mask())(given.x, given.edge_index, batch)
 
 
@@ -234,12 +234,12 @@ def test_a_graph_that_does_not_fit_is_refused():
     for graph, batch, message in (
         (given, None, "`graph` must be a topomask.Graph, but is a Data. Use Graph.from_pyg"),
         (tm.path_graph(4), None, "`graph` must have the 3 nodes of `x`, but has 4"),
-        (tm.path_graph(3), torch.tensor([0, 0, 1]), "`batch` contradicts `graph`"),
+        (tm.path_graph(3), torch.tensor([0, 0, 1]), "`batch` does not match the graphs of the nodes in `graph`"),
     ):
         with pytest.raises(ValueError, match=message):
             conv(given.x, given.edge_index, batch, graph=graph)
     with pytest.raises(
-        ValueError, match=r"`edge_index` must be edges \[2, E\] where `graph` is not given, but has layout"
+        ValueError, match=r"`edge_index` must be a dense tensor \[2, E\] unless `graph` is given, but has layout"
     ):
         conv(given.x, torch.eye(3).to_sparse())
 

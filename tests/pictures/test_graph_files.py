@@ -153,11 +153,11 @@ ARCHIVES = {
     "num_nodes": ({"edges": [[0], [1]], "num_nodes": 2**62}, "4,611,686,018,427,387,904 nodes, but at most 20,000"),
     "two num_nodes": ({"edges": [[0], [1]], "num_nodes": [2, 2]}, "`num_nodes` must be an integer, but is int64"),
     "num_nodes of text": ({"edges": [[0], [1]], "num_nodes": "2"}, "`num_nodes` must be an integer, but is <U1"),
-    "negative num_nodes": ({"edges": [[0], [1]], "num_nodes": -2}, "`num_nodes` must be a positive integer"),
+    "negative num_nodes": ({"edges": [[0], [1]], "num_nodes": -2}, "`num_nodes` must be an integer of at least 1, but"),
     "header": ({"edges": npy(header("(2, 1000000000000)"))}, "edges.npy is damaged: its header says int64"),
     "points of text": ({"edges": [[0], [1]], "points": [["a", "b"]] * 2}, "`points` must be real numbers"),
     "weights of text": ({"edges": [[0], [1]], "weights": ["a"]}, "`weights` must be real numbers"),
-    "floats": ({"edges": [[0.0], [1.0]]}, "`edges` must hold integers"),
+    "floats": ({"edges": [[0.0], [1.0]]}, "`edges` must be integers, but has dtype float64"),
     "shape": (COO | {"shape": [10**12, 10**12]}, "1,000,000,000,000 nodes, but at most 20,000"),
     "negative shape": (COO | {"shape": [-3, -3]}, "negative"),
     "shape of one": (COO | {"shape": [3]}, "`shape` must be 2 integers"),
@@ -172,7 +172,7 @@ ARCHIVES = {
     "no blocks": (SCIPY | {"format": np.array(b"bsr"), "data": np.ones((1, 0, 0))}, "not a valid matrix"),
     "text": (SCIPY | {"data": ["a"]}, "does not support dtype"),
     "rectangle": (COO | {"shape": [3, 2]}, "must be square"),
-    "nothing": (SCIPY | {"shape": [0, 0], "data": [], "indices": np.zeros(0, int), "indptr": [0]}, "positive"),
+    "nothing": (SCIPY | {"shape": [0, 0], "data": [], "indices": np.zeros(0, int), "indptr": [0]}, "at least 1, but"),
 }
 MARKET = "%%MatrixMarket matrix "
 LAUGHS = "".join(f'<!ENTITY a{k} "{"xxxxxxxxxx" if k == 0 else f"&a{k - 1};" * 20}">' for k in range(9))

@@ -146,8 +146,8 @@ def test_a_full_disk_leaves_the_old_checkpoint_and_says_so(error, saved, monkeyp
     with pytest.raises(OSError) as found:
         save_checkpoint(saved, training.Tiny())
     assert str(found.value) == (
-        f"{saved} could not be written: No space left on device. What was there before is whole. Free some space, or "
-        "choose another place."
+        f"{saved} could not be written: No space left on device. Any previous content is intact. Free some space, or "
+        "choose another location."
     )
     assert saved.read_bytes() == before
     assert [path.name for path in saved.parent.iterdir()] == [saved.name]
@@ -254,7 +254,7 @@ def test_weights_that_do_not_fit_are_listed_and_change_nothing(saved):
 def test_a_mask_on_another_graph_says_so(saved):
     model = training.Tiny()
     model.attention.mask = tm.WalkMask(tm.grid_graph(2, 5), num_walks=4, max_length=3, num_heads=2)
-    with pytest.raises(CheckpointError, match="made on another graph"):
+    with pytest.raises(CheckpointError, match="The checkpoint was saved on another graph"):
         load_weights(model, saved)
 
 

@@ -62,7 +62,8 @@ def test_wrong_tensors_are_named(changes, message):
 def test_repeated_lengths_are_refused():
     given = {"lengths": torch.tensor([0, 0]), "entry_ptr": torch.tensor([0, 2]), "loads": torch.ones(2)}
     given |= {"row_ptr": torch.tensor([0, 1]), "columns": torch.tensor([0])}
-    with pytest.raises(ValueError, match=r"`lengths` must ascend .* lengths\[1\] is 0 after 0. .*add up"):
+    message = r"`lengths` must be unique and ascending .* lengths\[1\] is 0 after 0. .*add up"
+    with pytest.raises(ValueError, match=message):
         tm.WalkFeatures(**given, num_heads=1, num_columns=1, max_length=1, normalization="sym")
 
 

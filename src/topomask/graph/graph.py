@@ -6,30 +6,15 @@ import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from functools import cached_property
-from typing import Any, Literal, Self, get_args
+from typing import Any, Literal, Self
 
 import numpy as np
 import scipy.sparse as sp
 import torch
 from torch import Tensor
 
-from topomask.graph.input import (
-    Array,
-    Duplicates,
-    check_crossing,
-    check_duplicates,
-    check_nodes,
-    edge_array,
-    merge_edges,
-    networkx_edges,
-    node_count,
-    row_totals,
-    scipy_entries,
-    sort_entries,
-    starts_in_pyg,
-    symmetrize,
-    weight_array,
-)
+from topomask.graph import input as read
+from topomask.graph.input import Array, Duplicates, check_choice, check_integer, check_nodes, first_true
 from topomask.graph.records import GROUPS, MATRICES, Records, SparseMatrix, find_record
 from topomask.ops import segments
 from topomask.ops.derived import plainly
@@ -42,27 +27,27 @@ Normalization = Literal["sym", "row", "none"]
 class Graph:
     r"""A graph whose nodes are the tokens of a transformer.
 
-    The adjacency matrix :math:`A` is kept as compressed sparse rows with ascending columns. Row :math:`i` holds the
-    edges that leave node :math:`i`; an undirected edge stands in both rows. Build one with :meth:`from_edges`,
+    The adjacency matrix :math:`A` is stored as compressed sparse rows with ascending columns. Row :math:`i` holds the
+    edges that leave node :math:`i`; an undirected edge is stored in both rows. Build one with :meth:`from_edges`,
     :meth:`from_scipy`, :meth:`from_networkx`, :meth:`from_pyg`, :meth:`batch`, or a builder such as
     :func:`topomask.grid_graph`.
 
-    Rules for edges that come in unusual shapes: an edge that is listed more than once, in either direction when the
-    graph is undirected, is one edge, and its listed weights must agree, unless ``duplicates`` says what to make of
-    them; a self-loop is one entry on the diagonal and counts once in the degree; an edge of weight zero is no edge.
+    An edge that is listed more than once (in either direction if the graph is undirected) counts as one edge. Its
+    weights must agree unless ``duplicates`` says how to merge them. A self-loop is one diagonal entry and counts once
+    in the degree. Edges of weight zero are dropped.
 
-    A graph does not change: its arrays are read-only. ``Graph(...)`` copies the arrays it is given, and checks them.
+    A graph never changes: its arrays are read-only. ``Graph(...)`` checks and copies the arrays it is given.
 
     Attributes:
         indptr: Row pointers, [N + 1], int64.
         indices: Columns, [nnz], int64.
         weights: Entries of A, [nnz], float64.
         directed: Whether A may be asymmetric.
-        ids: The identity of every node for the random walks, [N]: its number in the graph it came from.
+        ids: Node ids that random walks are seeded by, [N]: the number of each node in its original graph.
         degrees: :math:`s_i = \sum_j |a_{ij}|`, [N].
-        graph_index: Which graph of a batch every node belongs to, [N], ascending.
+        graph_index: The graph of the batch that each node belongs to, [N], ascending.
         num_graphs: Number of graphs in the batch.
-        parts: The graphs that :meth:`batch` was given, each of them, where there were any.
+        parts: The single graphs of a batch made by :meth:`batch`; otherwise empty.
         num_nodes: Number of nodes N.
 
     Example:
@@ -79,13 +64,13 @@ class Graph:
     degrees: Array
     graph_index: Array
     num_graphs: int = 1
-    # The graphs that this one is a batch of; what is computed of them is joined instead of computed again.
+    # Records of a batch are joined from those of its parts instead of computed again.
     parts: tuple[Graph, ...] = ()
     num_nodes: int = field(init=False)
     _records: Records = field(init=False)
 
     def __post_init__(self) -> None:
-        # Builders do not come this way.
+        # Only for arrays from users: builders call `_trusted`.
         from topomask.graph.validation import checked_fields
 
         given = {entry.name: getattr(self, entry.name) for entry in fields(self) if entry.init}
@@ -93,30 +78,27 @@ class Graph:
 
     @classmethod
     def _trusted(cls, **arrays: Any) -> Self:
-        """A graph of arrays that were just computed: neither checked nor copied."""
+        """Make a graph from arrays that were just computed, without checks or copies."""
         graph = object.__new__(cls)
         graph.__setstate__({"num_graphs": 1, "parts": (), "num_nodes": len(arrays["indptr"]) - 1} | arrays)
         return graph
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without what is computed again, and without parts, which would travel twice."""
+        """Leave out records, which can be computed again, and parts, which would be stored twice."""
         state = {entry.name: getattr(self, entry.name) for entry in fields(self) if entry.name != "_records"}
         return state | {"parts": ()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state | {"_records": Records(self)})
-        self._freeze()
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        """The graph itself: it never changes."""
-        return self
-
-    def _freeze(self) -> None:
         for name in ("indptr", "indices", "weights", "ids", "degrees", "graph_index"):
             array = self.__dict__[name]
             array.flags.writeable = False
             # A view cannot be made writeable again.
             self.__dict__[name] = array.view()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """Return the graph itself: it never changes."""
+        return self
 
     @classmethod
     def from_edges(
@@ -132,24 +114,24 @@ class Graph:
         """Build a graph from a list of edges.
 
         Args:
-            edges: Integer node numbers, [2, E] (PyG's order, and how a 2 x 2 input is read) or [E, 2]; NumPy, torch
-                or nested lists.
-            num_nodes: How many nodes there are. Default: the largest number plus one.
+            edges: Integer node numbers, [2, E] (as in PyG; a 2 x 2 input is read this way) or [E, 2]; NumPy, torch or
+                nested lists.
+            num_nodes: Number of nodes. Default: the largest node number plus one.
             weights: One weight per edge, [E]. Default: ones.
             directed: Keep the direction of edges. Otherwise (i, j) and (j, i) are the same edge.
             signed: Allow negative weights.
-            duplicates: What becomes of the weights of an edge that is listed more than once: their ``"sum"``, their
-                ``"mean"``, or the one listed ``"first"``. Where the graph is undirected, (i, j) and (j, i) are listings
-                of the same edge, so a list that has every edge in both directions doubles its weights by ``"sum"``;
-                :meth:`from_pyg` merges each direction for itself. Default: they must agree, and count once.
+            duplicates: How to merge the weights of an edge that is listed more than once: ``"sum"``, ``"mean"`` or
+                ``"first"``. In an undirected graph (i, j) and (j, i) are the same edge, so ``"sum"`` doubles all
+                weights of a list that has both directions; :meth:`from_pyg` merges each direction separately. Default:
+                the weights must agree, and the edge counts once.
         """
-        check_duplicates(duplicates)
-        pairs = edge_array(edges)
-        num_edges = pairs.shape[1]
-        values = np.ones(num_edges) if weights is None else weight_array(weights, pairs, signed)
-        num_nodes = node_count(pairs, num_nodes)
         if duplicates is not None:
-            pairs, values = merge_edges(pairs, values, directed, duplicates)
+            check_choice("duplicates", duplicates, Duplicates)
+        pairs = read.edge_array(edges)
+        values = np.ones(pairs.shape[1]) if weights is None else read.weight_array(weights, pairs, signed)
+        num_nodes = read.node_count(pairs, num_nodes)
+        if duplicates is not None:
+            pairs, values = read.merge_edges(pairs, values, directed, duplicates)
         source, target = pairs
         if not directed:
             source, target = np.concatenate([source, target]), np.concatenate([target, source])
@@ -160,15 +142,12 @@ class Graph:
     def from_scipy(
         cls, matrix: Any, *, directed: bool = False, signed: bool = False, duplicates: Duplicates = "sum"
     ) -> Self:
-        """Build a graph from a SciPy sparse adjacency matrix.
-
-        Entries that are stored more than once are summed, as SciPy does, unless ``duplicates`` is ``"mean"`` or
-        ``"first"``.
-        """
-        check_duplicates(duplicates)
-        pairs, values = scipy_entries(matrix, summed=duplicates == "sum")
-        pairs, values = merge_edges(pairs, weight_array(values, pairs, signed), True, duplicates)
-        graph = cls._from_entries(pairs[0], pairs[1], values, node_count(pairs, matrix.shape[0]), directed)
+        """Build a graph from a SciPy sparse matrix, with duplicates merged by ``"sum"``, ``"mean"`` or ``"first"``."""
+        if duplicates is not None:
+            check_choice("duplicates", duplicates, Duplicates)
+        pairs, values = read.scipy_entries(matrix, summed=duplicates == "sum")
+        pairs, values = read.merge_edges(pairs, read.weight_array(values, pairs, signed), True, duplicates)
+        graph = cls._from_entries(pairs[0], pairs[1], values, read.node_count(pairs, matrix.shape[0]), directed)
         fix = "symmetrise it with (A + A.T) / 2"
         return graph if directed else graph._symmetrized("`matrix`", fix, fix)
 
@@ -176,114 +155,90 @@ class Graph:
     def from_networkx(
         cls, graph: Any, *, weight: str = "weight", signed: bool = False, duplicates: Duplicates = "sum"
     ) -> Self:
-        """Build a graph from a NetworkX graph; node k is the k-th node that NetworkX lists.
+        """Build a graph from a NetworkX graph; node k is the k-th node of the NetworkX graph.
 
-        Edges without the attribute ``weight`` count 1, parallel edges of a multigraph are summed unless ``duplicates``
-        is ``"mean"`` or ``"first"``, and the result is directed when the NetworkX graph is.
+        Edges without the attribute ``weight`` have weight 1. Parallel edges of a multigraph are summed unless
+        ``duplicates`` is ``"mean"`` or ``"first"``. The result is directed if the NetworkX graph is.
         """
-        check_duplicates(duplicates)
         import networkx as nx
 
         if graph.number_of_nodes() == 0:
-            raise ValueError("`graph` has no nodes. A topomask graph needs at least one node.")
+            raise ValueError("`graph` has no nodes. Add at least one node.")
+        options: dict[str, Any] = {"directed": graph.is_directed(), "signed": signed, "duplicates": duplicates}
         if duplicates != "sum":
-            options: dict[str, Any] = {"directed": graph.is_directed(), "signed": signed, "duplicates": duplicates}
-            return cls.from_edges(*networkx_edges(graph, weight), **options)
+            return cls.from_edges(*read.networkx_edges(graph, weight), **options)
         matrix = nx.to_scipy_sparse_array(graph, weight=weight, dtype=np.float64, format="csr")
-        return cls.from_scipy(matrix, directed=graph.is_directed(), signed=signed)
+        return cls.from_scipy(matrix, **options)
 
     @classmethod
     def from_pyg(
         cls, data: Any, *, directed: bool = False, signed: bool = False, duplicates: Duplicates | None = None
     ) -> Self:
-        """Build a graph from a PyG ``Data`` or ``Batch``; ``edge_weight`` is used where present.
+        """Build a graph from a PyG ``Data`` or ``Batch``, with ``edge_weight`` if present; edge features are ignored.
 
-        A ``Batch``, or data with ``batch``, stays a batch: walks know which graph they are in. A node of a directed
-        graph hears the nodes that its edges lead to, where PyG sends messages along edges: flip ``edge_index`` to have
-        the same. Features of edges are not used. ``duplicates`` is that of :meth:`from_edges`; (i, j) and (j, i) are
-        merged apart from each other, and must agree afterwards unless the graph is directed.
+        A ``Batch``, or data with ``batch``, stays a batch. In a directed graph a node attends to the targets of its
+        edges, whereas PyG sends messages from source to target: flip ``edge_index`` to match PyG. ``duplicates`` works
+        as in :meth:`from_edges`, but merges (i, j) and (j, i) separately; they must then agree unless ``directed``.
         """
         edge_index, weights = data.edge_index, getattr(data, "edge_weight", None)
         if edge_index is None:
             raise ValueError(
-                "`data` has no `edge_index`. Turn `adj_t` with PyG's to_edge_index(); for a graph without edges, set "
-                "torch.empty(2, 0).long()."
+                "`data` has no `edge_index`. Convert `adj_t` with to_edge_index(), or set torch.empty(2, 0).long()."
             )
         options: dict[str, Any] = {"directed": True, "signed": signed, "duplicates": duplicates}
         graph = cls.from_edges(edge_index, data.num_nodes, weights, **options)
         if not directed:
-            fixes = "add the reverse edges with PyG's to_undirected() first", "take to_undirected(..., reduce='mean')"
+            fixes = "add the reverse edges with PyG's to_undirected() first", "use to_undirected(..., reduce='mean')"
             graph = graph._symmetrized("`edge_index`", *fixes)
-        starts = starts_in_pyg(data, graph.num_nodes)
+        starts = read.starts_in_pyg(data, graph.num_nodes)
         sizes = np.diff(starts)
         graph_index = np.repeat(np.arange(len(sizes)), sizes)
-        check_crossing(graph_index, graph._rows(), graph.indices, "Rebuild it with PyG's Batch.")
-        return cls._trusted(
-            indptr=graph.indptr,
-            indices=graph.indices,
-            weights=graph.weights,
-            directed=directed,
-            ids=np.arange(graph.num_nodes) - np.repeat(starts[:-1], sizes),
-            degrees=graph.degrees,
-            graph_index=graph_index,
-            num_graphs=len(sizes),
-        )
+        read.check_crossing(graph_index, graph._rows(), graph.indices, "Rebuild it with PyG's Batch.")
+        ids = np.arange(graph.num_nodes) - np.repeat(starts[:-1], sizes)
+        changes = {"directed": directed, "ids": ids, "graph_index": graph_index, "num_graphs": len(sizes)}
+        return cls._trusted(**graph.__getstate__() | changes)
 
     @classmethod
     def batch(cls, graphs: Iterable[Graph]) -> Self:
-        """Put graphs side by side as one block-diagonal graph, as PyG does.
-
-        Every node keeps its id, so the walks of the batch are the walks of its graphs.
-        """
+        """Batch graphs into one block-diagonal graph, as in PyG; nodes keep their ids, and so their walks."""
         graphs = list(graphs)
         if not graphs:
             raise ValueError("`graphs` is empty. Pass at least one graph.")
         for number, graph in enumerate(graphs):
             if not isinstance(graph, Graph):
                 raise ValueError(
-                    f"`graphs` must be topomask.Graphs, but number {number} is a {type(graph).__name__}. Turn PyG's "
-                    "data with Graph.from_pyg."
+                    f"`graphs` must be topomask.Graphs, but graphs[{number}] is a {type(graph).__name__}. Convert "
+                    "PyG data with Graph.from_pyg."
                 )
         if len({g.directed for g in graphs}) > 1:
-            raise ValueError(
-                "`graphs` mixes directed and undirected graphs. Build all of them with the same `directed`."
-            )
+            raise ValueError("`graphs` mixes directed and undirected graphs. Build all with the same `directed`.")
         nodes = np.cumsum([0] + [g.num_nodes for g in graphs])
         entries = np.cumsum([0] + [len(g.indices) for g in graphs])
         groups = np.cumsum([0] + [g.num_graphs for g in graphs])
         return cls._trusted(
             indptr=np.concatenate([[0], *(g.indptr[1:] + start for g, start in zip(graphs, entries, strict=False))]),
             indices=np.concatenate([g.indices + start for g, start in zip(graphs, nodes, strict=False)]),
-            weights=np.concatenate([g.weights for g in graphs]),
-            directed=graphs[0].directed,
-            ids=np.concatenate([g.ids for g in graphs]),
-            degrees=np.concatenate([g.degrees for g in graphs]),
             graph_index=np.concatenate([g.graph_index + start for g, start in zip(graphs, groups, strict=False)]),
+            **{name: np.concatenate([getattr(g, name) for g in graphs]) for name in ("weights", "ids", "degrees")},
+            directed=graphs[0].directed,
             num_graphs=int(groups[-1]),
             parts=tuple(part for graph in graphs for part in graph.parts or (graph,)),
         )
 
     @classmethod
     def _from_entries(cls, source: Array, target: Array, values: Array, num_nodes: int, directed: bool) -> Self:
-        source, target, values = sort_entries(source, target, values)
+        source, target, values = read.sort_entries(source, target, values)
         indptr = np.concatenate([[0], np.cumsum(np.bincount(source, minlength=num_nodes))])
-        degrees = row_totals(indptr, np.abs(values))
-        too_large = np.flatnonzero(np.isinf(degrees))
-        if too_large.size:
-            raise ValueError(f"The weights at node {too_large[0]} overflow when they are added up. Scale them down.")
-        return cls._trusted(
-            indptr=indptr,
-            indices=target,
-            weights=values,
-            directed=directed,
-            ids=np.arange(num_nodes),
-            degrees=degrees,
-            graph_index=np.zeros(num_nodes, dtype=np.int64),
-        )
+        degrees = read.row_totals(indptr, np.abs(values))
+        if (node := first_true(np.isinf(degrees))) is not None:
+            raise ValueError(f"The weights at node {node} overflow when summed. Scale them down.")
+        arrays = {"indptr": indptr, "indices": target, "weights": values, "degrees": degrees}
+        ids, graph_index = np.arange(num_nodes), np.zeros(num_nodes, dtype=np.int64)
+        return cls._trusted(**arrays, ids=ids, graph_index=graph_index, directed=directed)
 
     @property
     def num_edges(self) -> int:
-        """Number of edges E; an undirected edge counts once."""
+        """Number of edges E, counting undirected edges once."""
         if self.directed:
             return len(self.indices)
         loops = int(np.count_nonzero(self.indices == self._rows()))
@@ -309,26 +264,21 @@ class Graph:
         normalization = self.check_normalization(normalization)
         values = self.weights.copy()
         if normalization != "none":
-            row = self._rows()
-            scale = self.degrees[row]
+            scale = self.degrees[self._rows()]
             if normalization == "sym":
                 scale = np.sqrt(scale) * np.sqrt(self.degrees[self.indices])
             values = values / scale
         return sp.csr_array((values, self.indices.copy(), self.indptr.copy()), shape=(self.num_nodes, self.num_nodes))
 
     def check_normalization(self, normalization: Normalization | None) -> Normalization:
-        """The normalisation to use, or a ValueError if this graph does not allow it."""
+        """Return the normalisation to use, or raise a ValueError if this graph does not allow it."""
         if normalization is None:
             return self.default_normalization
-        if normalization not in get_args(Normalization):
-            raise ValueError(
-                f"`normalization` must be one of {get_args(Normalization)}, but is {normalization!r}. "
-                "Leave it out for the graph's default."
-            )
+        check_choice("normalization", normalization, Normalization)
         if normalization == "sym" and self.directed:
             raise ValueError(
-                "`normalization` is 'sym', but the graph is directed, and a node without out-edges has degree zero. "
-                "Use 'row' or 'none', or build the graph undirected."
+                "`normalization` must be 'row' or 'none' for a directed graph, but is 'sym', which divides by zero at "
+                "nodes without out-edges. Change it, or build the graph undirected."
             )
         return normalization
 
@@ -337,17 +287,16 @@ class Graph:
         return self.adjacency("none")
 
     def to_edge_index(self) -> tuple[Tensor, Tensor]:
-        """Edges [2, nnz] and weights [nnz] as PyG has them: an undirected edge stands there in both directions."""
+        """Return edges [2, nnz] and weights [nnz] as in PyG, with both directions of undirected edges."""
         return torch.from_numpy(np.stack([self._rows(), self.indices])), torch.from_numpy(self.weights.copy())
 
     def neighborhood(self, nodes: Any, num_hops: int) -> Self:
-        """The part of the graph that walks of ``num_hops`` steps from ``nodes`` can see.
+        """Return the subgraph that walks of ``num_hops`` steps from ``nodes`` can reach.
 
-        Nodes keep the ids and the degrees they have here, so features sampled on the part are rows of the features of
-        the whole, bit for bit. This is how walks run on a graph that is too big for one machine.
+        Nodes keep their ids and degrees, so features sampled on the subgraph are rows of the features of the whole
+        graph, bit for bit. Use this to sample walks on a graph that is too big for one machine.
         """
-        if isinstance(num_hops, bool) or not isinstance(num_hops, (int, np.integer)) or num_hops < 0:
-            raise ValueError(f"`num_hops` must be an integer of at least 0, but is {num_hops!r}.")
+        check_integer("num_hops", num_hops, 0)
         seen = np.zeros(self.num_nodes, dtype=bool)
         frontier = check_nodes(nodes, self.num_nodes, "nodes").numpy()
         if not len(frontier):
@@ -363,20 +312,14 @@ class Graph:
         block = sp.csr_array((self.weights, self.indices, self.indptr), shape=shape)[part][:, part]
         block.sort_indices()
         graphs, graph_index = np.unique(self.graph_index[part], return_inverse=True)
-        return self._trusted(
-            indptr=block.indptr.astype(np.int64),
-            indices=block.indices.astype(np.int64),
-            weights=block.data,
-            directed=self.directed,
-            ids=self.ids[part],
-            degrees=self.degrees[part],
-            graph_index=graph_index.reshape(-1),
-            num_graphs=len(graphs),
-        )
+        arrays = {"indptr": block.indptr.astype(np.int64), "indices": block.indices.astype(np.int64)}
+        arrays |= {"weights": block.data, "ids": self.ids[part], "degrees": self.degrees[part]}
+        groups = {"graph_index": graph_index.reshape(-1), "num_graphs": len(graphs)}
+        return self._trusted(**arrays, **groups, directed=self.directed)
 
     @cached_property
     def _tensors(self) -> GraphTensors:
-        """The arrays a walk sampler needs, as CPU tensors that nobody else has."""
+        """The arrays that the walk sampler needs, as private CPU tensors."""
         with plainly(), torch.device("cpu"):
             row_ptr, weights = torch.tensor(self.indptr), torch.tensor(self.weights)
             return GraphTensors.trusted(
@@ -395,7 +338,7 @@ class Graph:
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
     ) -> SparseMatrix:
-        """The weighted adjacency matrix W for products in torch, made once; see :meth:`adjacency`.
+        """The weighted adjacency matrix W for products in torch, cached; see :meth:`adjacency`.
 
         Example:
             >>> import torch, topomask as tm
@@ -408,19 +351,19 @@ class Graph:
         return find_record(self, MATRICES[normalization], torch.device(device), dtype)
 
     def groups_on(self, device: torch.device) -> Tensor | None:
-        """Which graph of a batch every node belongs to, as a tensor, [N]; None for one graph."""
+        """``graph_index`` as a tensor, [N]; None if this is a single graph."""
         return None if self.num_graphs == 1 else find_record(self, GROUPS, device, torch.float32)
 
     @cached_property
     def node_groups(self) -> Tensor:
-        """The nodes, those that are close to each other next to each other, [N]; on the CPU, for compiled kernels."""
+        """An order of the nodes that puts close ones next to each other, [N]; on the CPU, for compiled kernels."""
         from topomask.ops.tiles.layout import order_nodes
 
         return order_nodes(self._tensors.row_ptr, self._tensors.columns)
 
     @cached_property
     def fingerprint(self) -> str:
-        """A hash of nodes, edges and weights, to recognise the same graph again."""
+        """A hash of nodes, edges and weights that identifies the graph."""
         digest = hashlib.blake2b(digest_size=16)
         digest.update(b"directed" if self.directed else b"undirected")
         for array in (self.indptr, self.indices, self.weights, self.ids, self.graph_index):
@@ -430,9 +373,9 @@ class Graph:
     def _rows(self) -> Array:
         return np.repeat(np.arange(self.num_nodes), np.diff(self.indptr))
 
-    def _symmetrized(self, what: str, add: str, join: str) -> Self:
-        """The same with equal weights of both directions; a ValueError where they differ by more than rounding."""
-        mean = symmetrize(self.to_scipy(), what, add, join)
+    def _symmetrized(self, name: str, add: str, merge: str) -> Self:
+        """Make both directions of each edge equal; raise a ValueError if they differ by more than rounding."""
+        mean = read.symmetrize(self.to_scipy(), name, add, merge)
         return self if mean is None else self._from_entries(mean.row, mean.col, mean.data, self.num_nodes, False)
 
     def __repr__(self) -> str:

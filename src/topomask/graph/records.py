@@ -1,4 +1,4 @@
-"""What is computed of a graph once: records, which live in the graph and go with it; its matrix is one of them."""
+"""Records: results computed once per graph, stored in the graph and freed with it. The matrix W is one of them."""
 
 from __future__ import annotations
 
@@ -25,53 +25,50 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False)
 class Record:
-    """What is computed of a graph.
+    """A result computed from a graph."""
 
-    Attributes:
-        operators: The operators of masks on it, by mask, while nothing is learnt.
-        costs: What operators of a kind cost.
-    """
-
+    # Operators of masks on the graph, cached by mask while no parameter changes.
     operators: WeakKeyDictionary[Any, Any] = field(default_factory=WeakKeyDictionary, init=False, repr=False)
+    # Costs of operators, by kind.
     costs: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)
 
 
 @dataclass(eq=False)
 class TensorRecord(Record):
-    """A record of one tensor."""
+    """A record that holds one tensor."""
 
     tensor: Tensor
 
 
 class Recipe(ABC):
-    """How a record is computed of a graph.
+    """How a record is computed from a graph.
 
-    A subclass is a frozen dataclass: its fields are all that the record depends on apart from the graph. Recipes with
-    equal fields are one object once they went through :meth:`shared`, so that masks of one kind share the records of a
-    graph. A record is forgotten when its graph is, or when nobody holds its recipe.
+    A subclass is a frozen dataclass whose fields, together with the graph, determine the record. :meth:`shared` returns
+    one object for equal fields, so masks of one kind share the records of a graph. A record lives as long as both its
+    graph and its recipe.
     """
 
-    # Whether records in other precisions differ.
+    # Whether the record depends on the precision.
     by_precision: ClassVar[bool] = False
     _name: str
 
     @abstractmethod
     def make(self, graph: Graph, device: torch.device, dtype: torch.dtype) -> Any:
-        """The record of a graph, with its tensors on a device, and those that products take in a precision."""
+        """Compute the record of a graph on a device, with the tensors used in products in ``dtype``."""
 
     def shared(self) -> Self:
-        """The recipe of equal fields that others hold already, or this one."""
+        """Return the existing recipe with equal fields, or this one."""
         text = f"{type(self).__module__}.{self!r}"
         digest = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
         object.__setattr__(self, "_name", f"{type(self).__name__}_{digest}")
         return _shared.setdefault(self._name, self)  # type: ignore[return-value]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        """The recipe itself: it never changes."""
+        """Return the recipe itself: it never changes."""
         return self
 
     def __reduce__(self) -> Any:
-        """The shared recipe of equal fields, in another process too."""
+        """Unpickle as the shared recipe with equal fields."""
         return _restore, (type(self), {entry.name: getattr(self, entry.name) for entry in fields(self)})  # type: ignore[arg-type]
 
 
@@ -81,47 +78,46 @@ def _restore(kind: type[Recipe], settings: dict[str, Any]) -> Recipe:
 
 _shared: WeakValueDictionary[str, Recipe] = WeakValueDictionary()
 
-# The records of all graphs by a number of their own.
+# The records of all live graphs, by a unique number.
 _live: WeakValueDictionary[int, Records] = WeakValueDictionary()
 _numbers = count()
 
 
 class Records:
-    """The records of a graph, as attributes that are computed when they are first read.
+    """The records of a graph, as attributes that are computed when first read.
 
-    ``torch.compile`` reads attributes one by one, so what stands in a record is an input of compiled code. It reads
-    them before it runs that code, too, to see whether it fits: by then, a graph that is new has the record.
-
-    Args:
-        graph: The graph.
+    ``torch.compile`` traces attribute reads, so the tensors of a record become inputs of the compiled code. It also
+    reads the attributes before running that code, to check its guards, which computes the record of a new graph.
     """
 
     def __init__(self, graph: Graph) -> None:
-        # Weak: a graph goes as soon as nobody holds it.
+        # Weak, so that there is no cycle to delay freeing the graph.
         self._graph = ref(graph)
         self._recipes: dict[str, ref[Recipe]] = {}
-        # Stands for the records where code is compiled: a tensor may have another value in the next call.
+        # Identifies the records inside compiled code, which treats a tensor as an input, not as a constant.
         number = next(_numbers)
         with plainly():
             self._number = torch.tensor(number, device="cpu")
         _live[number] = self
 
     def __getattr__(self, name: str) -> Any:
-        """The record of that name, see :func:`find_record`."""
+        """Compute the record of that name, see :func:`find_record`."""
         recipe_name, _, place = name.partition("__")
         graph, recipe = self.__dict__["_graph"](), _shared.get(recipe_name)
         if not place or graph is None or recipe is None:
             raise AttributeError(name)
-        device, _, precision = place.partition("_")
+        device_type, number, precision = place.split("_")
+        # Devices "cpu" and "meta" have no number.
+        device = torch.device(device_type) if device_type in ("cpu", "meta") else torch.device(device_type, int(number))
         dtype = torch.float64 if precision == "8" else torch.float32
-        # A record serves training too, whatever mode asks for it first.
+        # The record may be first needed in inference mode, and then used in training.
         with plainly(), torch.device("cpu"):
-            record = on_device(_device(device), lambda place: recipe.make(graph, place, dtype))
+            record = on_device(device, lambda device: recipe.make(graph, device, dtype))
         self.put(name, recipe, record)
         return record
 
     def put(self, name: str, recipe: Recipe, record: Any) -> None:
-        """Keep a record as long as its recipe is."""
+        """Store a record for as long as its recipe lives."""
         setattr(self, name, record)
         self._recipes[name] = ref(recipe, partial(_forget, ref(self), name))
 
@@ -134,9 +130,9 @@ def _forget(records: ref[Records], name: str, _: ref[Recipe]) -> None:
 
 
 def find_record(graph: Graph, recipe: Recipe, device: torch.device, dtype: torch.dtype) -> Any:
-    """The record of a graph by a shared recipe, computed at first use."""
+    """Return the record of a graph for a shared recipe, computed at first use."""
     precision = dtype.itemsize if recipe.by_precision else 0
-    name = f"{recipe._name}__{device.type}{device.index or 0}_{precision}"
+    name = f"{recipe._name}__{device.type}_{device.index or 0}_{precision}"
     if torch.compiler.is_dynamo_compiling():
         _prepare(graph._records._number, name)
     return as_traced(getattr(graph._records, name))
@@ -144,75 +140,62 @@ def find_record(graph: Graph, recipe: Recipe, device: torch.device, dtype: torch
 
 @constant_when_compiled
 def _prepare(number: Tensor, name: str) -> None:
-    """Compute a record while code is compiled, which takes it for an input only if it is there already.
+    """Compute a record during compilation, which treats it as an input only if it already exists.
 
-    Nothing comes of the result. Any other argument than a tensor would bind the code to this graph.
+    The result is not used. ``number`` must be a tensor: anything else would specialise the code to this graph.
     """
     getattr(_live[int(number)], name)
 
 
 def as_traced(record: Any) -> Any:
-    """The record; one of fake tensors, where all tensors are."""
+    """Return the record, converted to fake tensors if a fake mode is active."""
     mode = fake_mode()
     return record if mode is None else map_tensors(record, mode.from_tensor)
 
 
 def on_device(device: torch.device, make: Callable[[torch.device], Any]) -> Any:
-    """What ``make`` makes on a device; on the meta device, the shapes of what it makes on the CPU."""
+    """Call ``make`` with the device; for the meta device, call it with the CPU and convert the result."""
     if device.type != "meta":
         return make(device)
     return map_tensors(make(torch.device("cpu")), lambda tensor: tensor.to("meta"))
 
 
 def map_tensors(record: Any, function: Callable[[Tensor], Tensor]) -> Any:
-    """A copy of a record with other tensors; what was one object is one, and operators are not copied."""
-    known: dict[int, Any] = {}
-
-    def copy(x: Any) -> Any:
-        if id(x) not in known:
-            known[id(x)] = convert(x)
-        return known[id(x)]
+    """Copy a record and map its tensors; shared objects stay shared, and cached operators are dropped."""
+    copies: dict[int, Any] = {}
 
     def convert(x: Any) -> Any:
+        if id(x) in copies:
+            return copies[id(x)]
+        new: Any = x
         if isinstance(x, Tensor):
-            return function(x)
-        if isinstance(x, tuple):
-            parts = [copy(part) for part in x]
-            return type(x)(*parts) if hasattr(x, "_fields") else tuple(parts)
-        if isinstance(x, WeakKeyDictionary):
-            return WeakKeyDictionary()
-        if isinstance(x, dict):
-            return {key: copy(value) for key, value in x.items()}
-        if not is_dataclass(x) or isinstance(x, Recipe):
-            return x
-        # Fields, and what is computed of them at first use.
-        other = object.__new__(type(x))
-        for name, value in vars(x).items():
-            object.__setattr__(other, name, copy(value))
-        return other
+            new = function(x)
+        elif isinstance(x, tuple):
+            parts = [convert(part) for part in x]
+            new = type(x)(*parts) if hasattr(x, "_fields") else tuple(parts)
+        elif isinstance(x, WeakKeyDictionary):
+            new = WeakKeyDictionary()
+        elif isinstance(x, dict):
+            new = {key: convert(value) for key, value in x.items()}
+        elif is_dataclass(x) and not isinstance(x, Recipe):
+            new = object.__new__(type(x))
+            # Fields and cached properties.
+            new.__dict__.update({name: convert(value) for name, value in vars(x).items()})
+        copies[id(x)] = new
+        return new
 
-    return copy(record)
-
-
-def _device(name: str) -> torch.device:
-    kind = name.rstrip("0123456789")
-    return torch.device(kind) if kind in ("cpu", "meta") else torch.device(kind, int(name[len(kind) :]))
+    return convert(record)
 
 
 @dataclass(eq=False)
 class SparseMatrix(Record):
-    """A sparse matrix on the nodes of a graph.
+    """A sparse matrix on the nodes of a graph."""
 
-    Attributes:
-        pattern: Where it has entries, [N, N].
-        values: Its entries, [P].
-    """
-
-    pattern: Pattern
-    values: Tensor
+    pattern: Pattern  # [N, N]
+    values: Tensor  # [P]
 
     def multiply(self, x: Tensor, *, transpose: bool = False) -> Tensor:
-        """The matrix, or its transpose, times x [..., N, C]; differentiable, summed in at least float32."""
+        """Multiply the matrix or its transpose by x [..., N, C]; differentiable, accumulates in at least float32."""
         values = self.values.to(torch.promote_types(x.dtype, torch.float32))
         return multiply(self.pattern, values[None], x, 1, transpose)
 
@@ -225,7 +208,7 @@ class MatrixRecipe(Recipe):
     normalization: Normalization | None
 
     def make(self, graph: Graph, device: torch.device, dtype: torch.dtype) -> SparseMatrix:
-        """W as torch has it."""
+        """Build W as a :class:`SparseMatrix`."""
         tensors = graph._tensors
         pattern = make_pattern(tensors.row_ptr, tensors.columns, graph.num_nodes)
         suggest_order(pattern.columns, graph, lambda graph: graph.node_groups)
@@ -235,10 +218,10 @@ class MatrixRecipe(Recipe):
 
 @dataclass(frozen=True)
 class GroupsRecipe(Recipe):
-    """Which graph of a batch every node belongs to, [N]."""
+    """The graph of the batch that each node belongs to, [N]."""
 
     def make(self, graph: Graph, device: torch.device, dtype: torch.dtype) -> Tensor:  # noqa: ARG002
-        """The numbers of the graphs."""
+        """Return the ``graph_index`` of the graph as a tensor."""
         return torch.tensor(graph.graph_index).to(device)
 
 

@@ -1,1 +1,1 @@
-"""Layers for other libraries, one module for each; importing a module needs its library."""
+"""Layers for other libraries, one module per library; importing a module requires its library."""

@@ -1,8 +1,9 @@
-"""The GPS layer of PyG with masked attention. Importing this needs PyG."""
+"""The GPS layer of PyG with masked attention. Importing this module requires PyG."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from types import SimpleNamespace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,23 +22,22 @@ _OPTIONS = ("act", "act_kwargs", "norm", "norm_kwargs")
 
 
 class MaskedGPSConv(_GPSConv):  # type: ignore[misc]
-    r"""PyG's ``GPSConv`` whose global attention is masked by the graph.
+    r"""PyG's ``GPSConv`` with global attention masked by the graph.
 
     .. math:: h = \mathrm{norm}(x + \mathrm{conv}(x, G)) + \mathrm{norm}(x + \mathrm{attention}(x, M_G)), \qquad
         y = \mathrm{norm}(h + \mathrm{MLP}(h))
 
-    ``GPSConv`` hands the graph to its local layer alone, and leaves out an attention whose class it does not know. Here
-    attention gets a mask on the graph, on the nodes of a batch as they are: nothing is padded. The graph and its walks
-    are kept as long as the tensor of its edges is, and made anew when what stands in it changes. Layers that share a
-    mask share its walks. PyG's loaders make new tensors in every step: to sample the walks of a graph once for all
-    epochs, take :class:`topomask.models.GraphTransformer` with :class:`topomask.data.GraphBatches`.
+    Attention runs on the nodes of a batch without padding. The graph and its walks are cached while the tensor
+    ``edge_index`` lives and its values do not change, and layers that share a mask share its walks. PyG's loaders make
+    new tensors in every step: to sample the walks of a graph only once in training, use
+    :class:`topomask.models.GraphTransformer` with :class:`topomask.data.GraphBatches`.
 
     Args:
         channels: Width of the tokens.
         conv: The local layer, such as PyG's ``GINConv``; None for attention alone.
-        mask: The mask: it is on the graph of every call.
-        heads: Heads of attention.
-        dropout: Probability to drop a number, in training.
+        mask: The mask, applied to the graph of each call.
+        heads: Number of attention heads.
+        dropout: Dropout probability.
         kind: ``"linear"`` or ``"softmax"`` attention.
         attn_kwargs: More arguments of :class:`topomask.nn.MaskedAttention`.
         **options: ``act``, ``act_kwargs``, ``norm`` and ``norm_kwargs`` of ``GPSConv``.
@@ -71,23 +71,23 @@ class MaskedGPSConv(_GPSConv):  # type: ignore[misc]
         for name in options:
             if name not in _OPTIONS:
                 raise ValueError(
-                    f"`{name}` is none of the options {_OPTIONS} of PyG's GPSConv that count here. Attention is set by "
-                    "`mask`, `kind` and `attn_kwargs`."
+                    f"MaskedGPSConv has no option `{name}`. Of the options of PyG's GPSConv it takes {_OPTIONS}; "
+                    "attention is set by `mask`, `kind` and `attn_kwargs`."
                 )
         if heads < 1 or channels % heads:
             raise ValueError(f"`channels` must be a multiple of `heads`, but they are {channels} and {heads}.")
         if not isinstance(mask, Mask):
             raise ValueError(
-                f"`mask` must be a topomask.Mask, but is a {type(mask).__name__}. Take "
-                f"WalkMask(symmetric=False, num_heads={heads}), say: it is on the graph of every call."
+                f"`mask` must be a topomask.Mask, but is a {type(mask).__name__}. Pass, for example, "
+                f"WalkMask(symmetric=False, num_heads={heads})."
             )
-        check_serves_any_graph(mask, "Take a mask of graphs, such as WalkMask.")
+        check_serves_any_graph(mask, "Use a mask that takes a graph, such as WalkMask.")
         super().__init__(channels, conv, heads, dropout, **options)
         self.attn = MaskedAttention(channels, heads, mask, kind=kind, **(attn_kwargs or {}))
         self.attn_type = f"masked {kind}"
 
     def reset_parameters(self) -> None:
-        """Draw all weights anew; the mask keeps its own."""
+        """Reset all parameters except those of the mask."""
         attention = self.attn
         parts = (attention.query, attention.key, attention.value, attention.out, self.norm1, self.norm2, self.norm3)
         for part in (self.conv, self.mlp, *parts):
@@ -103,19 +103,19 @@ class MaskedGPSConv(_GPSConv):  # type: ignore[misc]
         walks: Any = None,
         **kwargs: Any,
     ) -> Tensor:
-        """One layer.
+        """Apply the layer.
 
         Args:
             x: Tokens, [N, C].
-            edge_index: Edges, [2, E], both directions of each, for the local layer.
-            batch: Which graph every node belongs to, [N], ascending. Default: that of ``graph``, or one graph.
-            graph: The same as a graph. Default: made of ``edge_index``, ``batch`` and ``edge_weight``, once for all
-                layers that are given the same tensors. Pass it where edges are directed or weights negative: PyG sends
-                messages along edges, and here a node sees where its edges lead, so flip ``edge_index`` for it.
-            walks: Walks already sampled on ``graph`` by ``layer.attn.mask.sample(graph)``. Default: sampled once
-                per graph and mask.
-            **kwargs: For the local layer. Weights of edges, ``edge_weight``, reach the mask too, as numbers: where a
-                gradient is asked of them, ``graph`` must be given.
+            edge_index: Edges, [2, E], in both directions, for the local layer.
+            batch: The graph that each node belongs to, [N], ascending. Default: that of ``graph``, or a single graph.
+            graph: The same as a graph. Default: built from ``edge_index``, ``batch`` and ``edge_weight``, once for all
+                layers that get the same tensors. Required if edges are directed or weights negative; flip
+                ``edge_index`` for it, since here a node attends to the targets of its edges.
+            walks: Walks sampled on ``graph`` by ``layer.attn.mask.sample(graph)``. Default: sampled once per graph and
+                mask.
+            **kwargs: Arguments of the local layer. The mask uses ``edge_weight`` too, but without gradients: if it
+                requires them, pass ``graph``.
 
         Returns:
             Tokens, [N, C].
@@ -123,7 +123,7 @@ class MaskedGPSConv(_GPSConv):  # type: ignore[misc]
         extra = {name for name, value in kwargs.items() if value is not None}
         extra -= {"edge_weight"} if graph is None else set()
         if self.conv is None and extra:
-            raise ValueError(f"{sorted(extra)} are for a local layer, but `conv` is None. Leave them out.")
+            raise ValueError(f"{sorted(extra)} are arguments of the local layer, but `conv` is None. Omit them.")
         if graph is None:
             graph = _graph(edge_index, batch, kwargs.get("edge_weight"), len(x))
         else:
@@ -141,58 +141,40 @@ class MaskedGPSConv(_GPSConv):  # type: ignore[misc]
         return out if self.norm3 is None else self.norm3(out, **normed)
 
 
-# Walks are sampled by kernels that the compiler cannot look into.
+# The compiler cannot trace the kernels that sample walks.
 @torch.compiler.disable
 def _operator(mask: Mask, graph: Graph, walks: Any) -> Operator:
     return mask.on(graph, walks)
 
 
-class _Batch:
-    """What :meth:`Graph.from_pyg` looks at."""
-
-    def __init__(self, edge_index: Tensor, num_nodes: int, batch: Tensor | None, edge_weight: Tensor | None) -> None:
-        self.edge_index, self.num_nodes, self.batch, self.edge_weight = edge_index, num_nodes, batch, edge_weight
-
-
-class _Made(NamedTuple):
-    """A graph, and copies of what it was made of."""
-
-    graph: Graph
-    num_nodes: int
-    tensors: list[Tensor | None]
-
-
-# By the tensor of edges, and gone with it. What stands in it may change, also behind PyTorch's back: it is compared.
-_KEPT: Any = WeakTensorKeyDictionary()
+# By `edge_index`, for as long as that lives: a graph, with the number of nodes and copies of the tensors that it was
+# made from. The values are compared in each call, because writes through NumPy do not change the version of a tensor.
+_CACHE: Any = WeakTensorKeyDictionary()
 
 
 def _batch_of(graph: Graph, batch: Tensor | None, x: Tensor) -> Tensor | None:
-    """Which graph every node belongs to, as PyG has it: for norms, which must not cross either."""
+    """Return the graph of each node, as PyG's norms take it."""
     if not isinstance(graph, Graph):
         raise ValueError(f"`graph` must be a topomask.Graph, but is a {type(graph).__name__}. Use Graph.from_pyg.")
     if graph.num_nodes != len(x):
         raise ValueError(f"`graph` must have the {len(x)} nodes of `x`, but has {graph.num_nodes}.")
     own = graph.groups_on(x.device)
-    if own is None:
-        own = torch.zeros(len(x), dtype=torch.int64, device=x.device)
-    if batch is not None and not torch.equal(batch.to(own), own):
-        raise ValueError("`batch` contradicts `graph`: nodes belong to other graphs. Leave it out, or fix one of them.")
-    return own if graph.num_graphs > 1 else batch
+    if batch is not None:
+        expected = x.new_zeros(len(x), dtype=torch.int64) if own is None else own
+        if not torch.equal(batch.to(expected), expected):
+            raise ValueError("`batch` does not match the graphs of the nodes in `graph`. Omit it, or fix one of them.")
+    return batch if own is None else own
 
 
 def _graph(edge_index: Tensor, batch: Tensor | None, edge_weight: Tensor | None, num_nodes: int) -> Graph:
     if edge_weight is not None and edge_weight.requires_grad:
-        raise ValueError(
-            "`edge_weight` asks for a gradient, which a mask cannot give. Pass `graph`, made of weights that are at "
-            "rest, or detach them."
-        )
-    tensors = [edge_index, batch, edge_weight]
-    made = _KEPT.get(edge_index)
-    if made is None or made.num_nodes != num_nodes or not all(map(_same, made.tensors, tensors)):
+        raise ValueError("`edge_weight` requires gradients, which a mask cannot give. Detach it, or pass `graph`.")
+    tensors = (edge_index, batch, edge_weight)
+    graph, *known = _CACHE.get(edge_index, (None,))
+    if graph is None or known[0] != num_nodes or not all(map(_same, known[1:], tensors)):
         graph = _make_graph(edge_index, batch, edge_weight, num_nodes)
-        made = _Made(graph, num_nodes, [None if x is None else x.detach().clone() for x in tensors])
-        _KEPT[edge_index] = made
-    return made.graph
+        _CACHE[edge_index] = graph, num_nodes, *(None if x is None else x.detach().clone() for x in tensors)
+    return graph
 
 
 def _same(first: Tensor | None, second: Tensor | None) -> bool:
@@ -204,15 +186,15 @@ def _same(first: Tensor | None, second: Tensor | None) -> bool:
 def _make_graph(edge_index: Tensor, batch: Tensor | None, edge_weight: Tensor | None, num_nodes: int) -> Graph:
     if edge_index.layout != torch.strided:
         raise ValueError(
-            f"`edge_index` must be edges [2, E] where `graph` is not given, but has layout {edge_index.layout}. Turn "
-            "it with PyG's to_edge_index()."
+            f"`edge_index` must be a dense tensor [2, E] unless `graph` is given, but has layout {edge_index.layout}. "
+            "Convert it with PyG's to_edge_index()."
         )
+    data = SimpleNamespace(edge_index=edge_index, num_nodes=num_nodes, batch=batch, edge_weight=edge_weight)
     try:
-        return Graph.from_pyg(_Batch(edge_index, num_nodes, batch, edge_weight))
+        return Graph.from_pyg(data)
     except ValueError as error:
-        advice = (
-            " This layer has no such option: make the graph yourself, as tm.Graph.from_pyg(data, ...) with "
-            "data.edge_index flipped, and pass it as `graph`."
-        )
-        optional = any(option in str(error) for option in ("directed=True", "signed=True"))
-        raise ValueError(f"The mask cannot live on these edges: {error}{advice if optional else ''}") from error
+        message = f"Cannot build a graph from these edges: {error}"
+        if "directed=True" in message or "signed=True" in message:
+            message += " This layer has no such option: build the graph yourself with tm.Graph.from_pyg(data, ...), "
+            message += "with data.edge_index flipped, and pass it as `graph`."
+        raise ValueError(message) from error

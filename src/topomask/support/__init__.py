@@ -1,1 +1,1 @@
-"""Files, optional packages, names and configs: what needs neither torch nor the rest of the library."""
+"""Helpers for files, optional imports, names and configs; they need neither torch nor the rest of the library."""

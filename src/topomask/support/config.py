@@ -1,7 +1,6 @@
-"""Typed configs: dataclasses whose fields are set on the command line (by tyro), and that go to JSON and back (cattrs).
+"""Typed configs: dataclasses that can be set on the command line (tyro) and stored as JSON (cattrs).
 
-A recipe is a function that returns a dataclass, usually one of groups: ``optim``, ``model``, ``train``. A field of type
-``tyro.conf.Suppress[...]`` is filled in by the program: it goes to JSON and back, but cannot be set.
+A field of type ``tyro.conf.Suppress[...]`` is filled in by the program: it is stored, but cannot be set.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import math
 import re
 import types
 from collections.abc import Callable, Mapping, Sequence
-from itertools import takewhile
+from itertools import repeat, takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, get_args, get_origin
 
@@ -28,21 +27,21 @@ _COLOR = re.compile(r"\x1b\[[0-9;]*m")
 
 
 class ConfigError(ValueError):
-    """JSON that is not a config: a field that does not exist or is missing, or a value that it cannot take."""
+    """JSON that is not a config: an unknown or missing field, or a value of the wrong type."""
 
 
 class UsageError(ValueError):
-    """A command line that cannot be read."""
+    """An invalid command line."""
 
 
 def apply_overrides(config: _Config, arguments: Sequence[str]) -> _Config:
-    """A copy of a config with fields set as on the command line.
+    """Return a copy of a config with fields set as on the command line.
 
-    All are set at once, so that a check of fields against each other sees the final values.
+    All fields are set at once, so checks across fields see only the final values.
 
     Args:
-        config: A dataclass, frozen or not; its fields may be dataclasses.
-        arguments: ``"--group.field", "value"``; of two for the same field the last counts.
+        config: A dataclass, whose fields may be dataclasses.
+        arguments: ``"--group.field", "value"``; the last value of a field wins.
 
     Example:
         >>> from dataclasses import dataclass
@@ -59,37 +58,30 @@ def apply_overrides(config: _Config, arguments: Sequence[str]) -> _Config:
     """
     from tyro.conf import FlagConversionOff
 
-    changed: _Config = read_arguments(type(config), arguments, default=config, config=(FlagConversionOff,))
-    return changed
+    return read_arguments(type(config), arguments, default=config, config=(FlagConversionOff,))
 
 
 def read_arguments(kind: Callable[..., Any], arguments: Sequence[str], prog: str = "topomask", **how: Any) -> Any:
-    """What :func:`tyro.cli` reads; a UsageError of one line where it would draw a box and exit.
-
-    Args:
-        kind: A dataclass, or a function to call.
-        arguments: Words of the command line.
-        prog: The words before them.
-        how: More options of tyro.
-    """
+    """Call :func:`tyro.cli` on a dataclass or function; on bad arguments, raise a UsageError instead of exiting."""
     import tyro
 
-    said = io.StringIO()
+    output = io.StringIO()
     try:
-        with contextlib.redirect_stderr(said):
+        with contextlib.redirect_stderr(output):
             return tyro.cli(kind, prog=prog, args=arguments, use_underscores=True, **how)
     except SystemExit as stop:
-        # After printing help.
+        # Code 0 follows --help.
         if not stop.code:
             raise
-        raise UsageError(f"{_one_line(said.getvalue())} Run {prog} --help.") from None
+        raise UsageError(f"{_one_line(output.getvalue())} Run {prog} --help.") from None
 
 
 def _one_line(box: str) -> str:
-    """What a box of tyro says before its first rule, and the nearest name."""
+    """Return the first paragraph of tyro's error box, with a hint about the nearest name."""
+    # The first line is the title; a rule may follow it.
     _, *lines = (line.strip("│| ") for line in _COLOR.sub("", box).splitlines())
-    # The first line is the title, which a rule may follow.
-    text = " ".join(takewhile(_is_text, lines[not _is_text(lines[0]) :])).removesuffix(".")
+    is_rule = re.compile("[─-]*").fullmatch
+    text = " ".join(takewhile(lambda line: not is_rule(line), lines[bool(is_rule(lines[0])) :])).removesuffix(".")
     hint = ""
     if text.startswith("Unrecognized options"):
         offers = [line.split()[0] for line in lines if line.startswith("--")]
@@ -100,17 +92,13 @@ def _one_line(box: str) -> str:
     return f"{text[:1].upper()}{text[1:]}.{hint}"
 
 
-def _is_text(line: str) -> bool:
-    return bool(line.strip("─-"))
-
-
 def names_set(arguments: Sequence[str]) -> list[str]:
-    """The names of the fields that words of the command line set."""
+    """Return the names of the fields set on the command line."""
     return [word[2:].partition("=")[0].replace("-", "_") for word in arguments if word.startswith("--")]
 
 
 def to_dict(config: Any) -> dict[str, Any]:
-    """A config as dicts, lists, numbers and strings, for JSON; :func:`from_dict` takes it back."""
+    """Convert a config to dicts, lists, numbers and strings, for JSON; :func:`from_dict` is the inverse."""
     if not dataclasses.is_dataclass(config):
         raise ConfigError(f"A config must be a dataclass, but {config!r} is a {type(config).__name__}.")
     found: dict[str, Any] = _converter().unstructure(config)
@@ -121,13 +109,9 @@ def to_dict(config: Any) -> dict[str, Any]:
 
 
 def from_dict(kind: type[_Config], data: Mapping[str, Any]) -> _Config:
-    """The config that :func:`to_dict` gave, every field of its type; fields whose default is None may be missing.
+    """Restore a config of class ``kind`` from :func:`to_dict`, or raise a ConfigError.
 
-    So configs of an earlier version are still read: None is how it was before a field came.
-
-    Args:
-        kind: The dataclass.
-        data: A value for each of its fields.
+    Fields whose default is None may be missing, so configs stored before such a field was added can still be read.
     """
     from cattrs import BaseValidationError, transform_error
 
@@ -139,14 +123,14 @@ def from_dict(kind: type[_Config], data: Mapping[str, Any]) -> _Config:
 
 
 def flat(record: Any, prefix: str = "") -> dict[str, Any]:
-    """Dicts in dicts as one, with the names that fields have on the command line."""
+    """Flatten nested dicts, with names as on the command line, such as ``"optim.lr"``."""
     if not isinstance(record, dict):
         return {prefix[:-1]: record}
     return {name: value for key, part in record.items() for name, value in flat(part, f"{prefix}{key}.").items()}
 
 
 def _format(error: BaseException, _: type | None) -> str:
-    # The check of a dataclass is a sentence; what is wrong with one field continues its name.
+    # A ConfigError continues the name of its field; other errors, from checks in dataclasses, are sentences.
     return f" {error}" if isinstance(error, ConfigError) else f": {error}"
 
 
@@ -156,19 +140,17 @@ def _converter() -> Converter:
 
     converter = Converter(unstruct_collection_overrides={tuple: list})
     converter.register_unstructure_hook(Path, str)
-    # JSON has no infinity.
+    # JSON has no infinity or NaN.
     converter.register_unstructure_hook(float, lambda value: value if math.isfinite(value) else str(value))
     for kind in (bool, int, str):
         converter.register_structure_hook(kind, lambda value, kind: _check(type(value) is kind, value, kind))
     converter.register_structure_hook(Path, lambda value, kind: Path(_check(type(value) is str, value, kind)))
     converter.register_structure_hook(float, _read_float)
-    converter.register_structure_hook_func(lambda kind: _origin(kind) is Literal, _read_literal)
-    for found, factory in (
-        (dataclasses.is_dataclass, _group_reader),
-        (lambda kind: _origin(kind) in (tuple, list), _sequence_reader),
-        (lambda kind: len(_members(kind)) > 1, _union_reader),
-    ):
-        converter.register_structure_hook_factory(found, factory)
+    converter.register_structure_hook_func(lambda kind: _is(kind, Literal), _read_literal)
+    converter.register_structure_hook_factory(dataclasses.is_dataclass, _group_reader)
+    converter.register_structure_hook_func(lambda kind: _is(kind, tuple, list), _read_sequence)
+    # cattrs itself reads a union of one type and None.
+    converter.register_structure_hook_func(lambda kind: len(_members(kind)) > 1, _read_union)
     return converter
 
 
@@ -211,34 +193,28 @@ def _group_reader(kind: Any, converter: Converter) -> Callable[[Any, Any], Any]:
     return read
 
 
-def _sequence_reader(kind: Any, converter: Converter) -> Callable[[Any, Any], Any]:
-    make, kinds = get_origin(kind), get_args(kind)
-    if make is list or kinds[-1] is ...:
-        return lambda value, kind: make(
-            converter.structure(item, kinds[0]) for item in _check(isinstance(value, list), value, kind)
-        )
-    return lambda value, kind: make(
-        map(converter.structure, _check(isinstance(value, list) and len(value) == len(kinds), value, kind), kinds)
-    )
+def _read_sequence(value: Any, kind: Any) -> Any:
+    make: Any = get_origin(kind)
+    kinds = get_args(kind)
+    any_length = make is list or kinds[-1] is ...
+    _check(isinstance(value, list) and (any_length or len(value) == len(kinds)), value, kind)
+    return make(map(_converter().structure, value, repeat(kinds[0]) if any_length else kinds))
 
 
-def _origin(kind: Any) -> Any:
-    return get_origin(kind)
+def _is(kind: Any, *origins: Any) -> bool:
+    return get_origin(kind) in origins
 
 
 def _members(kind: Any) -> list[Any]:
-    """The types that a union joins, apart from None, which cattrs knows."""
-    joined = get_args(kind) if get_origin(kind) in (Union, types.UnionType) else ()
-    return [member for member in joined if member is not type(None)]
+    """Return the types in a union other than None."""
+    members = get_args(kind) if _is(kind, Union, types.UnionType) else ()
+    return [member for member in members if member is not type(None)]
 
 
-def _union_reader(_: Any, converter: Converter) -> Callable[[Any, Any], Any]:
-    def read(value: Any, kind: Any) -> Any:
-        if value is None and type(None) in get_args(kind):
-            return None
-        for member in _members(kind):
-            with contextlib.suppress(Exception):
-                return converter.structure(value, member)
-        return _check(False, value, kind)
-
-    return read
+def _read_union(value: Any, kind: Any) -> Any:
+    if value is None and type(None) in get_args(kind):
+        return None
+    for member in _members(kind):
+        with contextlib.suppress(Exception):
+            return _converter().structure(value, member)
+    return _check(False, value, kind)

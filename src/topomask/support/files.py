@@ -1,4 +1,4 @@
-"""Files that are whole or not there, and JSON from files that others may have changed."""
+"""Atomic writes, and reading JSON from untrusted files."""
 
 from __future__ import annotations
 
@@ -15,25 +15,20 @@ from pathlib import Path
 from typing import Any
 
 _DAY = 86_400.0
-# Deeper than anything that is written here, and well within what functions that call themselves can follow.
+# More than any file written here, and well within Python's recursion limit.
 _MAX_DEPTH = 32
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-# What `temporary_beside` makes; `.part` is how downloads were once called.
+# Names made by `temporary_beside`; `.part` is from downloads of earlier versions.
 _TEMPORARY = re.compile(r"\..+\.\d+(\.[0-9a-f]{8})?\.(tmp|part)")
 
 
 def cache_folder() -> Path:
-    """The folder of topomask in the user's cache."""
+    """Return the folder of topomask in the user's cache."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "topomask"
 
 
 def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
-    """Write a file beside its place, make sure that it is on disk, and only then give it its name.
-
-    Args:
-        path: Its place; folders on the way are made.
-        write: Writes the file to the path that it is given.
-    """
+    """Call ``write`` with a temporary path in the same folder, flush to disk, then rename to ``path``."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = temporary_beside(path)
     try:
@@ -48,55 +43,50 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
 
 
 def explained(error: OSError, path: Path) -> OSError:
-    """The error of a file that could not be written; in words where there is no room for it."""
+    """Explain the error of a file that could not be written, if the disk is full; otherwise return it unchanged."""
     if error.errno not in _FULL:
         return error
     return OSError(
-        f"{path} could not be written: {error.strerror}. What was there before is whole. Free some space, or choose "
-        "another place."
+        f"{path} could not be written: {error.strerror}. Any previous content is intact. Free some space, or choose "
+        "another location."
     )
 
 
 def parse_json(text: str | bytes) -> Any:
-    """What JSON says; a ValueError where it is not JSON, or nested more deeply than any that is written here."""
-    try:
+    """Parse JSON, or raise a ValueError if it is invalid or nested too deeply."""
+    with contextlib.suppress(RecursionError):
         found = json.loads(text)
-    except RecursionError:
-        raise ValueError(f"it is nested more than {_MAX_DEPTH} deep") from None
-    level = [found]
-    for _ in range(_MAX_DEPTH):
-        level = [part for each in level if isinstance(each, dict | list) for part in _parts(each)]
-        if not level:
-            return found
-    raise ValueError(f"it is nested more than {_MAX_DEPTH} deep")
-
-
-def _parts(found: dict[str, Any] | list[Any]) -> Any:
-    return found.values() if isinstance(found, dict) else found
+        level = [found]
+        for _ in range(_MAX_DEPTH):
+            groups = [list(each.values()) if isinstance(each, dict) else each for each in level]
+            level = [part for group in groups if isinstance(group, list) for part in group]
+            if not level:
+                return found
+    raise ValueError(f"it is nested more than {_MAX_DEPTH} levels deep")
 
 
 def temporary_beside(path: Path) -> Path:
-    """A name in the same folder that no other process has, to be renamed to `path` or removed."""
-    # Processes in two containers may have one id.
+    """Return a unique path in the same folder, to be renamed to `path` or removed."""
+    # Processes in two containers may have the same id.
     return path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove temporary files and folders that killed processes left in a folder: those untouched for a day.
+    """Remove temporary files and folders that killed processes left in a folder, if unchanged for a day.
 
-    Younger ones may belong to a process that is alive, perhaps on another machine, so that its id says nothing.
+    Newer ones may belong to a running process, perhaps on another machine, so its id cannot be checked.
     """
     oldest = time.time() - _DAY
     for path in [path for path in folder.iterdir() if _TEMPORARY.fullmatch(path.name)]:
-        # Another process may remove the same, and another user may own it.
+        # Another process may remove it first, or another user may own it.
         with contextlib.suppress(OSError):
             if path.lstat().st_mtime < oldest:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def flush_to_disk(path: Path) -> None:
-    """Make sure that a file, or a list of files in a folder, outlasts a loss of power."""
-    # Folders can be opened, and flushed, on POSIX only.
+    """Flush a file, or the list of files in a folder, so that it survives a power loss."""
+    # Only POSIX can open and flush folders.
     if path.is_dir() and os.name != "posix":
         return
     descriptor = os.open(path, os.O_RDONLY if os.name == "posix" else os.O_RDWR)

@@ -1,4 +1,4 @@
-"""Imports at first use: the names of a package, and packages that need not be installed."""
+"""Lazy imports of the names of a package, and imports of optional packages."""
 
 from __future__ import annotations
 
@@ -9,17 +9,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 
-def lazy_names(
-    package: str, homes: Mapping[str, Sequence[str]]
-) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """The functions ``__getattr__`` and ``__dir__`` of a package.
+def lazy_names(package: str, homes: Mapping[str, Sequence[str]]) -> tuple[Callable[..., Any], Callable[..., list[str]]]:
+    """Make ``__getattr__`` and ``__dir__`` of a package that imports its names when they are first used.
 
-    The package assigns them, imports the same names under ``TYPE_CHECKING``, and lists them in ``__all__``.
+    The package also imports the names under ``TYPE_CHECKING`` and lists them in ``__all__``.
 
     Args:
-        package: The package, which passes its ``__name__``.
-        homes: Names, by the module that they live in, or are a module of. Modules of the package are names too; any
-            other is written in full.
+        package: The ``__name__`` of the package.
+        homes: The names in each module. Modules of the package become names too; others are given by their full name.
 
     Example:
         >>> get, _ = lazy_names("topomask.support", {"imports": ("lazy_names",)})
@@ -34,9 +31,9 @@ def lazy_names(
         home = home_of.get(name, name)
         value = importlib.import_module(home if "." in home else f"{package}.{home}")
         if name in home_of:
-            # As `from home import name` does.
+            # Like `from home import name`.
             value = getattr(value, name, None) or importlib.import_module(f"{value.__name__}.{name}")
-        # The next access finds it as a plain attribute.
+        # The next access finds a plain attribute.
         setattr(sys.modules[package], name, value)
         return value
 
@@ -47,20 +44,14 @@ def lazy_names(
 
 
 class Extra(NamedTuple):
-    """A package that need not be installed.
+    """An optional package."""
 
-    Args:
-        label: Its name in messages.
-        distribution: Its name for pip.
-        extra: The extra of topomask that installs it.
-    """
-
-    label: str
-    distribution: str
-    extra: str
+    label: str  # its name in messages
+    distribution: str  # its name for pip
+    extra: str  # the extra of topomask that installs it
 
 
-# By the module that is imported.
+# By name of the imported module.
 EXTRAS = {
     "PIL": Extra("Pillow", "pillow", "data"),
     "av": Extra("PyAV", "av", "video"),
@@ -75,26 +66,19 @@ EXTRAS = {
 
 
 def installed(module: str) -> bool:
-    """Whether a package is installed; it is not imported."""
+    """Whether a package is installed, without importing it."""
     return importlib.util.find_spec(module) is not None
 
 
 def need(module: str, purpose: str) -> Any:
-    """The module, or an error that says what needs it and how to install it.
-
-    Args:
-        module: What to import: one of ``EXTRAS``, or a module of it.
-        purpose: What needs it, the start of a sentence.
-    """
+    """Import a package in ``EXTRAS``, or a module in it; if missing, the error names ``purpose`` and the extra."""
     package = module.partition(".")[0]
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
-        # A module that is missing inside an installed package is another problem, and keeps its own message.
+        # If the package is installed but one of its own imports fails, keep that error.
         if error.name != package:
             raise
         label, _, extra = EXTRAS[package]
-        raise ModuleNotFoundError(
-            f"{purpose} needs {label}, which is not installed. Install it with: pip install 'topomask[{extra}]'",
-            name=package,
-        ) from None
+        message = f"{purpose} needs {label}, which is not installed. Install it with: pip install 'topomask[{extra}]'"
+        raise ModuleNotFoundError(message, name=package) from None

@@ -1,4 +1,4 @@
-"""The name that was probably meant, where there is none of that name."""
+"""Suggestions for names that do not exist."""
 
 from __future__ import annotations
 
@@ -10,25 +10,14 @@ _Named = TypeVar("_Named")
 
 
 def nearest(name: str, known: Iterable[str], cutoff: float = 0.4) -> str | None:
-    """The most similar of the names, whatever their case, or None where none is near.
-
-    Args:
-        name: The name that was given.
-        known: All names.
-        cutoff: How similar it must be, from 0 to 1.
-    """
+    """Return the most similar known name, ignoring case, or None if none reaches the ``cutoff`` (0 to 1)."""
     by_lower = {each.lower(): each for each in known}
     close = difflib.get_close_matches(name.lower(), list(by_lower), n=1, cutoff=cutoff)
     return by_lower[close[0]] if close else None
 
 
 def did_you_mean(name: str, known: Iterable[str], quote: Callable[[str], str] = repr) -> str:
-    """A question with the nearest name, to follow a sentence; nothing where none is near, or it is one of them.
-
-    Args:
-        name: The name that was given.
-        known: All names.
-        quote: How to write a name.
+    """Return a hint with the nearest known name; empty if no name is near, or if ``name`` is known.
 
     Example:
         >>> did_you_mean("digit", ["digits", "mnist"])
@@ -40,12 +29,7 @@ def did_you_mean(name: str, known: Iterable[str], quote: Callable[[str], str] = 
 
 
 def check_options(what: str, given: Iterable[str], known: Iterable[str]) -> None:
-    """A ValueError where an option is given that there is not.
-
-    Args:
-        what: What the options are of, for the error.
-        given: Names of the options that are given.
-        known: Names of all that there are.
+    """Raise a ValueError about ``what`` if one of the ``given`` options is not ``known``.
 
     Example:
         >>> check_options("mask 'degree'", ["max_degre"], ["max_degree", "z"])
@@ -61,12 +45,7 @@ def check_options(what: str, given: Iterable[str], known: Iterable[str]) -> None
 
 
 def look_up(known: Mapping[str, _Named], kind: str, name: str) -> _Named:
-    """What has this name; a ValueError with the nearest name where nothing has.
-
-    Args:
-        known: All there is, by name.
-        kind: What it is, for the message.
-        name: The name.
+    """Return ``known[name]``, or raise a ValueError that suggests the nearest name.
 
     Example:
         >>> look_up({"digits": 1, "mnist": 2}, "recipe", "digit")

@@ -1,7 +1,4 @@
-"""Random walks on graphs, what is modulated and estimated by them, and what is known of it.
-
-Names are imported when they are first used.
-"""
+"""Random walks on graphs: sampling, features, modulation, series and theory. Names are imported when first used."""
 
 from typing import TYPE_CHECKING
 
@@ -11,26 +8,13 @@ if TYPE_CHECKING:
     from topomask.walks.features import WalkFeatures, Weighting
     from topomask.walks.sample import SAMPLER_VERSION, Coupling, Ensemble, random_walks, sample_features
 
-__all__ = [
-    "SAMPLER_VERSION",
-    "Coupling",
-    "Ensemble",
-    "WalkFeatures",
-    "Weighting",
-    "random_walks",
-    "sample_features",
-]
+__all__ = ["SAMPLER_VERSION", "Coupling", "Ensemble", "WalkFeatures", "Weighting", "random_walks", "sample_features"]
 
 __getattr__, __dir__ = lazy_names(
     __name__,
     {
-        "checkpoint": (),
         "features": ("WalkFeatures", "Weighting"),
-        "modulation": (),
-        "recipe": (),
-        "record": (),
         "sample": ("SAMPLER_VERSION", "Coupling", "Ensemble", "random_walks", "sample_features"),
-        "series": (),
-        "theory": (),
+        **dict.fromkeys(("checkpoint", "modulation", "recipe", "record", "series", "theory"), ()),
     },
 )

@@ -1,4 +1,4 @@
-"""Graph random features: sparse loads of random walks, frozen, with a modulation that can be learnt."""
+"""Graph random features: frozen sparse loads of random walks, combined by a learnable modulation."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from topomask.ops.sparse_product import Pattern, make_pattern
 
 Weighting = Literal["importance", "visits"]
 
-# What loads may be, in the order that checkpoints know them by.
+# Kinds of loads; checkpoints store the index.
 _KINDS = tuple(itertools.product(get_args(Weighting), get_args(Normalization)))
 
 
 class WalkTensors(NamedTuple):
-    """The tensors of walks; :class:`WalkFeatures` says what they are. Kernels read them by address."""
+    """The tensors of walks, see :class:`WalkFeatures`. Kernels read them by address."""
 
     row_ptr: Tensor
     columns: Tensor
@@ -37,41 +37,45 @@ class WalkTensors(NamedTuple):
     loads: Tensor
 
 
+# The tensors of a state of walks, in order.
+STATE_NAMES = (*WalkTensors._fields, "sizes")
+
+
 class _Copied:
-    """A tensor of walks as users see it: a copy, so that nobody writes to what kernels read."""
+    """A tensor attribute that returns a copy, so that users cannot write to memory that kernels read."""
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._place = WalkTensors._fields.index(name)
 
     def __get__(self, walks: WalkFeatures | None, owner: type) -> Tensor:
         if walks is None:
-            # A dataclass asks for the default of the field. There is none.
+            # The dataclass looks for a default value here, and there is none.
             raise AttributeError
         return walks._tensors[self._place].clone()
 
 
 @dataclass(frozen=True, eq=False, repr=False, init=False, kw_only=True)
 class WalkFeatures:
-    r"""Loads of random walks: what is frozen in :math:`\Phi_{ic} = \sum_l f_l\,\mathrm{load}_{icl}`.
+    r"""Loads of random walks, the frozen part of :math:`\Phi_{ic} = \sum_l f_l\,\mathrm{load}_{icl}`.
 
-    Rows are start nodes, columns are visited nodes. Compressed sparse rows over (row, column), with the walk lengths
-    and loads of a pair inside; heads lie one after the other. Make them with :func:`~topomask.walks.sample_features`.
+    Rows are start nodes and columns are visited nodes, stored as compressed sparse rows. Every (row, column) pair holds
+    walk lengths with their loads. Heads are stored one after the other. Create them with
+    :func:`~topomask.walks.sample_features`.
 
-    Walks do not change: their tensors are handed out as copies. ``WalkFeatures(...)`` and ``dataclasses.replace`` copy
-    the tensors they are given, and check them: a column that is repeated in its row, or a length in its column, is
-    refused.
+    Walks never change: their tensor attributes are copies. ``WalkFeatures(...)`` and ``dataclasses.replace`` check and
+    copy the tensors they are given. Columns must be unique in a row, and lengths in a (row, column) pair.
 
     Attributes:
-        row_ptr: Where the columns of every row begin, [H * R + 1].
-        columns: Visited nodes, ascending in every row, [P], int32 where that fits.
-        entry_ptr: Where the entries of every (row, column) begin, [P + 1], int32 where that fits.
-        lengths: Walk length of every entry, ascending in every (row, column), [T], uint8 where that fits, or int16.
-        loads: Load of every entry, [T], averaged over walkers.
+        row_ptr: Start of every row in ``columns``, [H * R + 1].
+        columns: Visited nodes, ascending in every row, [P], int32 if that fits.
+        entry_ptr: Start of every (row, column) in ``lengths``, [P + 1], int32 if that fits.
+        lengths: Walk lengths, ascending in every (row, column), [T], uint8 if that fits, else int16.
+        loads: Loads, averaged over walkers, [T].
         num_heads: Number of independent sets of walks H.
         num_columns: Number of nodes N of the graph.
         max_length: Longest walk L.
         normalization: The matrix W whose powers the walks estimate: ``"sym"``, ``"row"`` or ``"none"``.
-        weighting: Whether loads are those of an estimate, ``"importance"``, or shares of walkers, ``"visits"``.
+        weighting: ``"importance"`` if the loads estimate powers of W, ``"visits"`` if they are fractions of walkers.
     """
 
     row_ptr: _Copied = _Copied()
@@ -102,34 +106,25 @@ class WalkFeatures:
         from topomask.walks.validation import checked_tensors
 
         tensors = WalkTensors(row_ptr, columns, entry_ptr, lengths, loads)
-        settings: dict[str, Any] = {
-            "num_heads": num_heads,
-            "num_columns": num_columns,
-            "max_length": max_length,
-            "normalization": normalization,
-            "weighting": weighting,
-        }
+        settings: dict[str, Any] = {"num_heads": num_heads, "num_columns": num_columns, "max_length": max_length}
+        settings |= {"normalization": normalization, "weighting": weighting}
         self.__dict__.update(settings, _tensors=checked_tensors(tensors, **settings))
 
     @classmethod
-    def _trusted(cls, tensors: WalkTensors, **settings: Any) -> Self:
-        """Walks of tensors that were just computed: neither checked nor copied."""
+    def _trusted(cls, **attributes: Any) -> Self:
+        """Make walks from tensors that were just computed, without checks or copies."""
         walks = object.__new__(cls)
-        walks.__dict__.update(settings, _tensors=tensors)
+        walks.__dict__.update(attributes)
         return walks
 
     def _with(self, tensors: WalkTensors, **changes: Any) -> Self:
-        """The same but for tensors that were just computed."""
-        return self._trusted(**self.__getstate__() | {"tensors": tensors} | changes)
+        """Copy the walks with other tensors that were just computed."""
+        return self._trusted(**self.__getstate__() | {"_tensors": tensors} | changes)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without what is computed of the walks."""
-        names = ("num_heads", "num_columns", "max_length", "normalization", "weighting")
-        return {name: getattr(self, name) for name in names} | {"tensors": self._tensors}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        tensors = state.pop("tensors")
-        self.__dict__.update(state, _tensors=tensors)
+        """Leave out cached properties."""
+        names = ("num_heads", "num_columns", "max_length", "normalization", "weighting", "_tensors")
+        return {name: getattr(self, name) for name in names}
 
     @property
     def device(self) -> torch.device:
@@ -153,7 +148,7 @@ class WalkFeatures:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the stored arrays."""
+        """Size of the tensors in bytes."""
         return sum(tensor.nbytes for tensor in self._tensors)
 
     @cached_property
@@ -163,7 +158,7 @@ class WalkFeatures:
 
     @cached_property
     def _pattern(self) -> Pattern:
-        """Where Phi has entries: block-diagonal over heads, [H * R, H * N]."""
+        """Positions of the entries of Phi, block-diagonal over heads, [H * R, H * N]."""
         row_ptr, columns, *_ = self._tensors
         with plainly():
             if self.num_heads > 1:
@@ -172,7 +167,7 @@ class WalkFeatures:
 
     @cached_property
     def _head_ptr(self) -> Tensor:
-        """Where the entries of every head begin, [H + 1]."""
+        """Start of every head in ``lengths``, [H + 1]."""
         row_ptr, _, entry_ptr, lengths, _ = self._tensors
         with plainly():
             head_ptr = entry_ptr[row_ptr[self._head_rows]]
@@ -184,16 +179,16 @@ class WalkFeatures:
         return torch.arange(self.num_heads + 1, device=self.device) * self.num_rows
 
     def prepare(self) -> None:
-        """Compute now what is otherwise computed at first use."""
+        """Compute the cached properties now instead of at first use."""
         _ = self._pattern, self._head_ptr, self.signed
 
     def values(self, f: Tensor, *, absolute: bool = False) -> Tensor:
-        """The entries of Phi, differentiable in the modulation ``f``, [L + 1] or [H, L + 1].
+        """Compute the entries of Phi, differentiable in the modulation ``f``, [L + 1] or [H, L + 1].
 
-        Computed in the dtype of the loads or of ``f``, whichever is finer; with ``absolute``, from absolute loads.
+        Uses the more precise dtype of loads and ``f``; with ``absolute``, the absolute values of the loads.
 
         Returns:
-            [P]; [H, P] where one set of walks serves H heads.
+            [P], or [H, P] if one set of walks serves H heads.
         """
         size = self.max_length + 1
         if f.shape != (size,) and (f.ndim != 2 or f.shape[1] != size or self.num_heads not in (1, len(f))):
@@ -209,12 +204,12 @@ class WalkFeatures:
         return feature_values(f, head_ptr, entry_ptr, lengths, loads.to(dtype))
 
     def to_dense(self, f: Tensor) -> Tensor:
-        """Phi as a dense tensor, [H, R, N], for small graphs and tests."""
+        """Return Phi as a dense tensor, [H, R, N], for small graphs and tests."""
         values = torch.atleast_2d(self.values(f))
         return densify(self._pattern, values, max(len(values), self.num_heads), self.num_rows, self.num_columns)
 
     def dense_loads(self) -> Tensor:
-        """The loads as dense matrices, one per set of walks and length, [S, L + 1, R * N]; for small graphs."""
+        """Return the loads as a dense matrix per set of walks and length, [S, L + 1, R * N], for small graphs."""
         row_ptr, columns, entry_ptr, lengths, loads = self._tensors
         pair = segments.index(entry_ptr)
         row = segments.index(row_ptr)[pair]
@@ -223,109 +218,77 @@ class WalkFeatures:
         return dense.index_put((head, lengths.long(), row * self.num_columns + columns[pair]), loads)
 
     def rows(self, nodes: Any) -> Self:
-        """Some of the rows, in the given order."""
+        """Select rows, in the given order."""
         nodes = check_nodes(nodes, self.num_rows, "nodes").to(self.device)
-        heads = torch.arange(self.num_heads, device=nodes.device) * self.num_rows
-        return self._take((heads[:, None] + nodes).flatten())
-
-    def _take(self, rows: Tensor) -> Self:
+        rows = (self._head_rows[:-1, None] + nodes).flatten()
         row_ptr, columns, entry_ptr, lengths, loads = self._tensors
         counts = row_ptr.diff()[rows]
         pairs = segments.ranges(row_ptr[rows], counts)
         entry_counts = entry_ptr.diff()[pairs]
         entries = segments.ranges(entry_ptr[pairs], entry_counts)
-        return self._with(
-            WalkTensors(
-                segments.pointers(counts),
-                columns[pairs],
-                narrow(segments.pointers(entry_counts)),
-                lengths[entries],
-                loads[entries],
-            )
-        )
+        ptrs = segments.pointers(counts), narrow(segments.pointers(entry_counts))
+        return self._with(WalkTensors(ptrs[0], columns[pairs], ptrs[1], lengths[entries], loads[entries]))
 
     @classmethod
     def batch(cls, features: Sequence[WalkFeatures]) -> Self:
-        """Features of a batch of graphs (:meth:`Graph.batch`) from the features of each, without new walks."""
+        """Join the features of graphs into the features of their batch (:meth:`Graph.batch`), without new walks."""
         if not features:
             raise ValueError("`features` is empty. Pass at least one WalkFeatures.")
         for name in ("num_heads", "max_length", "normalization", "weighting"):
             found = {getattr(part, name) for part in features}
             if len(found) > 1:
-                raise ValueError(f"`features` must agree in {name}, but have {sorted(found)}. Sample them alike.")
-        num_columns = sum(part.num_columns for part in features)
-        # In NumPy: batches have many small parts, and what torch does around an operation takes longer than these do.
+                raise ValueError(f"`features` must have the same {name}, but have {sorted(found)}. Sample them alike.")
+        # In NumPy: a batch has many small parts, for which the overhead of torch would dominate.
         parts = [part._arrays() for part in features]
-        starts = np.cumsum([0] + [part.num_columns for part in features])
+        heads = range(features[0].num_heads)
         counts, columns, entry_counts, lengths, loads = (
-            np.concatenate(
-                [arrays[kind][cuts[kind][head]] for head in range(features[0].num_heads) for arrays, cuts in parts]
-            )
+            np.concatenate([arrays[kind][cuts[kind][head]] for head in heads for arrays, cuts in parts])
             for kind in range(5)
         )
-        sizes = [part._head_cuts[1][head] for head in range(features[0].num_heads) for part in features]
-        shifts = np.repeat(np.tile(starts[:-1], features[0].num_heads), [cut.stop - cut.start for cut in sizes])
-        device = features[0].device
+        *starts, num_columns = np.cumsum([0] + [part.num_columns for part in features]).tolist()
+        pairs = [cuts[1][head] for head in heads for _, cuts in parts]
+        shifts = np.repeat(np.tile(starts, len(heads)), [cut.stop - cut.start for cut in pairs])
+        arrays = (counts, columns + shifts, entry_counts, lengths, loads)
         with plainly():
-            tensors = WalkTensors(
-                segments.pointers(torch.from_numpy(counts)).to(device),
-                torch.from_numpy(columns + shifts).to(device, segments.index_type(num_columns)),
-                narrow(segments.pointers(torch.from_numpy(entry_counts))).to(device),
-                torch.from_numpy(lengths).to(device),
-                torch.from_numpy(loads).to(device),
-            )
-        return cls._trusted(**features[0].__getstate__() | {"tensors": tensors, "num_columns": num_columns})
+            tensors = _from_counts(arrays, num_columns, features[0].device)
+        return cls._trusted(**features[0].__getstate__() | {"_tensors": tensors, "num_columns": num_columns})
 
     def split(self, sizes: Sequence[int]) -> list[Self]:
-        """The features of every graph of a batch, given how many nodes each has: undoes :meth:`batch`."""
+        """Split the features of a batch into those of its graphs, which have ``sizes`` nodes; undoes :meth:`batch`."""
         ends = np.cumsum([0, *sizes])
         if not self.num_rows == self.num_columns == ends[-1]:
             raise ValueError(
-                f"`sizes` must add up to the {self.num_columns} nodes of the batch, each with a row, but add up to "
-                f"{ends[-1]}, and there are {self.num_rows} rows."
+                f"`sizes` must add up to the {self.num_columns} nodes of the batch, each with a row, but the sum is "
+                f"{ends[-1]} and there are {self.num_rows} rows."
             )
-        row_ptr, columns, entry_ptr, lengths, loads = (tensor.cpu().numpy() for tensor in self._tensors)
-        heads = np.arange(self.num_heads)[:, None] * self.num_rows
-        pair_ends = row_ptr[heads + ends]  # [H, graphs + 1]
-        entry_ends = entry_ptr[pair_ends]
-        counts, entry_counts = np.diff(row_ptr), np.diff(entry_ptr)
-        row_ends = heads + ends
-        device = self.device
-
-        def piece(values: Array, cuts: Array, number: int) -> Tensor:
-            return torch.from_numpy(np.concatenate([values[a:b] for a, b in cuts[:, number : number + 2]])).to(device)
-
+        arrays, _ = self._arrays()
+        rows = np.arange(self.num_heads)[:, None] * self.num_rows + ends  # [H, graphs + 1]
+        pairs = self._tensors.row_ptr.cpu().numpy()[rows]
+        entries = self._tensors.entry_ptr.cpu().numpy()[pairs]
+        with_counts = []
+        for k in range(len(sizes)):
+            counts, columns, *others = (
+                np.concatenate([values[a:b] for a, b in cuts[:, k : k + 2]])
+                for values, cuts in zip(arrays, (rows, pairs, pairs, entries, entries), strict=True)
+            )
+            with_counts.append((counts, columns - ends[k], *others))
         with plainly():
-            return [
-                self._with(
-                    WalkTensors(
-                        segments.pointers(piece(counts, row_ends, k)),
-                        (piece(columns, pair_ends, k) - int(ends[k])).to(segments.index_type(size)),
-                        narrow(segments.pointers(piece(entry_counts, pair_ends, k))),
-                        piece(lengths, entry_ends, k),
-                        piece(loads, entry_ends, k),
-                    ),
-                    num_columns=int(size),
-                )
-                for k, size in enumerate(sizes)
-            ]
+            tensors = [_from_counts(each, size, self.device) for each, size in zip(with_counts, sizes, strict=True)]
+        return [self._with(each, num_columns=int(size)) for each, size in zip(tensors, sizes, strict=True)]
 
     def _arrays(self) -> tuple[list[Array], list[list[slice]]]:
-        """Columns per row, columns, entries per column, lengths and loads; and where every head is in each."""
+        """Columns per row, columns, entries per column, lengths and loads; and the slice of every head in each."""
         row_ptr, columns, entry_ptr, lengths, loads = (tensor.cpu().numpy() for tensor in self._tensors)
-        rows, pairs, entries = self._head_cuts
-        return [np.diff(row_ptr), columns, np.diff(entry_ptr), lengths, loads], [rows, pairs, pairs, entries, entries]
+        return [np.diff(row_ptr), columns, np.diff(entry_ptr), lengths, loads], self._head_cuts
 
     @cached_property
-    def _head_cuts(self) -> tuple[list[slice], list[slice], list[slice]]:
-        """The rows, pairs and entries of every head."""
-        rows = self._head_rows.tolist()
-        pairs, entries = self._tensors.row_ptr[self._head_rows].tolist(), self._head_ptr.tolist()
-        cuts = [[slice(a, b) for a, b in itertools.pairwise(ends)] for ends in (rows, pairs, entries)]
-        return cuts[0], cuts[1], cuts[2]
+    def _head_cuts(self) -> list[list[slice]]:
+        ends = self._head_rows, self._tensors.row_ptr[self._head_rows], self._head_ptr
+        rows, pairs, entries = ([slice(a, b) for a, b in itertools.pairwise(each.tolist())] for each in ends)
+        return [rows, pairs, pairs, entries, entries]
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Self:
-        """Features on another device or in another precision of the loads; float32 at least."""
+        """Move the features to a device, or convert the loads to a dtype, at least float32."""
         dtype = self.dtype if dtype is None else torch.promote_types(dtype, torch.float32)
         device = self.device if device is None else torch.device(device)
         if device == self.device and dtype == self.dtype:
@@ -335,7 +298,7 @@ class WalkFeatures:
 
     @cached_property
     def fingerprint(self) -> str:
-        """A hash of the walks in fixed types, to verify that sampling again gave the same."""
+        """A hash of the walks, independent of dtypes, to verify that they were sampled again exactly."""
         digest = hashlib.blake2b(digest_size=16)
         kinds = {"lengths": torch.int16, "loads": torch.float32}
         for name, tensor in self._tensors._asdict().items():
@@ -343,47 +306,38 @@ class WalkFeatures:
         return digest.hexdigest()
 
     def state(self) -> dict[str, Tensor]:
-        """Everything as tensors, for checkpoints."""
+        """Return everything as tensors, for checkpoints."""
         kind = _KINDS.index((self.weighting, self.normalization))
         sizes = torch.tensor([self.num_heads, self.num_columns, self.max_length, kind])
-        copies = {name: getattr(self, name) for name in WalkTensors._fields}
-        return copies | {"sizes": sizes}
-
-    @staticmethod
-    def state_names() -> tuple[str, ...]:
-        """The names of the tensors of :meth:`state`, in their order."""
-        return *WalkTensors._fields, "sizes"
+        return {name: getattr(self, name) for name in WalkTensors._fields} | {"sizes": sizes}
 
     @classmethod
     def from_state(cls, state: dict[str, Tensor]) -> Self:
-        """Features from what :meth:`state` gave; a ValueError if it is inconsistent."""
-        names = set(cls.state_names())
+        """Restore features from :meth:`state`, or raise a ValueError if it is inconsistent."""
         sizes = state.get("sizes")
-        if set(state) != names or sizes is None or sizes.shape != (4,) or sizes.is_floating_point():
-            raise ValueError(f"Stored walks must have the tensors {sorted(names)}, but have {sorted(state)}.")
-        num_heads, num_columns, max_length, kind = sizes.tolist()
+        if {*state} != {*STATE_NAMES} or sizes is None or sizes.shape != (4,) or sizes.is_floating_point():
+            raise ValueError(f"The stored walks must have the tensors {STATE_NAMES}, but have {tuple(state)}.")
+        *numbers, kind = sizes.tolist()
         weighting, normalization = _KINDS[kind % len(_KINDS)]
+        arguments: list[Any] = [*(state[name] for name in WalkTensors._fields), *numbers, normalization, weighting]
         try:
-            return cls(
-                **{name: tensor for name, tensor in state.items() if name != "sizes"},
-                num_heads=num_heads,
-                num_columns=num_columns,
-                max_length=max_length,
-                normalization=normalization,
-                weighting=weighting,
-            )
+            return cls(*arguments)
         except ValueError as error:
-            raise ValueError(
-                f"The stored walks contradict themselves. Load a checkpoint that is intact. {error}"
-            ) from error
+            raise ValueError(f"The stored walks are inconsistent. Load an intact checkpoint. {error}") from error
 
     def __repr__(self) -> str:
-        return (
-            f"WalkFeatures(num_heads={self.num_heads}, num_rows={self.num_rows}, num_columns={self.num_columns}, "
-            f"max_length={self.max_length}, num_nonzeros={self.num_nonzeros})"
-        )
+        names = ("num_heads", "num_rows", "num_columns", "max_length", "num_nonzeros")
+        return f"WalkFeatures({', '.join(f'{name}={getattr(self, name)}' for name in names)})"
+
+
+def _from_counts(arrays: Sequence[Array], num_columns: int, device: torch.device) -> WalkTensors:
+    """Make the tensors of walks from arrays with counts instead of pointers."""
+    counts, columns, entry_counts, lengths, loads = map(torch.from_numpy, arrays)
+    row_ptr, entry_ptr = segments.pointers(counts), narrow(segments.pointers(entry_counts))
+    columns = columns.to(segments.index_type(num_columns))
+    return WalkTensors(*(tensor.to(device) for tensor in (row_ptr, columns, entry_ptr, lengths, loads)))
 
 
 def narrow(ptr: Tensor) -> Tensor:
-    """Pointers in the smallest type that holds them."""
+    """Convert pointers to the smallest dtype that holds them."""
     return ptr.to(segments.index_type(int(ptr[-1]) + 1))

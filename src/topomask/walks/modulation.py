@@ -1,4 +1,4 @@
-"""The learnable weight of a walk by its length."""
+"""The learnable modulation f, a weight per walk length, and checks of parameters per head."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from topomask.ops.registration import has_values
 
 
 def positive_per_head(name: str, value: float | Sequence[float] | Tensor, num_heads: int) -> Tensor:
-    """A positive number for every head, [H], from one number or one per head."""
+    """Return a positive number per head, [H], given one number or one per head."""
     check_integer("num_heads", num_heads, 1)
-    start = torch.as_tensor(value).detach()
-    start = start if start.is_floating_point() else start.to(torch.get_default_dtype())
+    start = _floats(value)
     if start.shape not in ((), (1,), (num_heads,)):
-        raise ValueError(
-            f"`{name}` must be one number or have shape [num_heads={num_heads}], but has shape {tuple(start.shape)}."
-        )
+        raise ValueError(f"`{name}` must be a number or [num_heads={num_heads}], but has shape {tuple(start.shape)}.")
     if has_values(start) and not bool(((start > 0) & start.isfinite()).all()):
         raise ValueError(f"`{name}` must be positive and finite, but is {start.tolist()}.")
     return start.expand(num_heads).clone()
 
 
+def _floats(values: Any) -> Tensor:
+    tensor = torch.as_tensor(values).detach()
+    return tensor if tensor.is_floating_point() else tensor.to(torch.get_default_dtype())
+
+
 def table_per_head(name: str, initial: Any, num_heads: int, size: int, size_text: str, what: str) -> Tensor:
-    """Values to start from, one per head and ``what``, [H, size]; given as [size] or [H, size], and finite."""
-    initial = torch.as_tensor(initial).detach()
-    if not initial.is_floating_point():
-        initial = initial.to(torch.get_default_dtype())
+    """Return finite initial values, one per head and ``what``, [H, size], given as [size] or [H, size]."""
+    initial = _floats(initial)
     if initial.shape not in ((size,), (num_heads, size)):
         raise ValueError(
             f"`{name}` must have shape [{size_text}] or [num_heads={num_heads}, {size}], but has shape "
             f"{tuple(initial.shape)}. Pass one number per {what}."
         )
-    # On the meta device there are shapes but no values.
+    # Meta tensors have no values.
     if has_values(initial) and not bool(initial.isfinite().all()):
         raise ValueError(f"`{name}` must be finite, but is {initial.tolist()}.")
     return initial.expand(num_heads, -1).clone()
@@ -46,11 +46,11 @@ class Modulation(nn.Module):
     r"""A learnable modulation :math:`f_0, \ldots, f_L` per head.
 
     Args:
-        num_heads: Heads H.
+        num_heads: Number of heads H.
         max_length: Longest walk L.
-        initial: Values to start from, [L + 1] or [H, L + 1]. Default: :math:`2^{-l}`.
-        positive: Keep f positive by learning its logarithm. Otherwise f is free.
-        name: What to call ``initial`` in errors.
+        initial: Initial values, [L + 1] or [H, L + 1]. Default: :math:`2^{-l}`.
+        positive: Keep f positive by learning its logarithm. Otherwise f is unconstrained.
+        name: The name of ``initial`` in errors.
 
     Example:
         >>> Modulation(num_heads=2, max_length=2)()
@@ -71,15 +71,15 @@ class Modulation(nn.Module):
         if initial is None:
             initial = 0.5 ** torch.arange(max_length + 1)
         size = f"max_length + 1={max_length + 1}"
-        start = table_per_head(name, initial, num_heads, max_length + 1, size, "walk length from 0 on")
+        start = table_per_head(name, initial, num_heads, max_length + 1, size, "walk length, starting at 0")
         if positive and has_values(start) and not bool((start > 0).all()):
-            raise ValueError(f"`{name}` must be positive, but is {start.tolist()}. Pass positive=False for a free f.")
+            raise ValueError(f"`{name}` must be positive, but is {start.tolist()}. Change it, or pass positive=False.")
         self.positive = positive
         self.weight = nn.Parameter(start.log() if positive else start)
 
     @property
     def num_heads(self) -> int:
-        """Heads H."""
+        """Number of heads H."""
         return self.weight.shape[0]
 
     @property

@@ -1,10 +1,10 @@
-"""How the walks of a mask are drawn."""
+"""The recipe of the walks of a mask."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -14,16 +14,13 @@ from topomask.walks.features import WalkFeatures, Weighting
 from topomask.walks.record import WalkRecord, make_record
 from topomask.walks.sample import Coupling, check_draws, check_sizes, sample_features
 
-if TYPE_CHECKING:
-    from topomask.graph.records import Records
-
-# Walks of queries and keys; one set where keys have none of their own.
+# Walks of queries and keys, or one set if keys have no walks of their own.
 Walks = WalkFeatures | tuple[WalkFeatures, WalkFeatures]
 
 
 @dataclass(frozen=True)
 class WalkRecipe(Recipe):
-    """All that decides the walks of a mask, apart from the graph."""
+    """The settings that, together with the graph, determine the walks of a mask."""
 
     by_precision = True
     num_walks: int
@@ -39,16 +36,16 @@ class WalkRecipe(Recipe):
     weighting: Weighting = "importance"
 
     def __post_init__(self) -> None:
-        """A ValueError where no walks could be drawn on any graph."""
+        """Raise a ValueError if no walks could be drawn on any graph."""
         check_sizes(self.num_walks, self.max_length, self.num_heads)
         check_draws(self.halt_prob, self.coupling, self.seed)
         for name in ("num_walks", "max_length", "num_heads", "seed"):
-            # Integers of NumPy are written in another way.
+            # NumPy integers have a different repr, which would give the recipe another name.
             object.__setattr__(self, name, int(getattr(self, name)))
 
     @property
     def num_sets(self) -> int:
-        """Independent sets of walks: one per head, or one for all."""
+        """Number of independent sets of walks: one per head, or one for all."""
         return 1 if self.shared_heads else self.num_heads
 
     @property
@@ -58,81 +55,72 @@ class WalkRecipe(Recipe):
 
     @property
     def kind(self) -> tuple[Any, ...]:
-        """What walks are of, apart from how they are drawn."""
+        """The settings that are independent of how walks are drawn."""
         sharing = self.symmetric, self.shared_walks, self.shared_heads
         return self.num_heads, self.max_length, self.normalization, self.weighting, *sharing
 
     def make(self, graph: Graph, device: torch.device, dtype: torch.dtype) -> WalkRecord:
-        """The record of a graph with its walks, which are sampled once, for any device and precision."""
+        """Make the record of a graph; its walks are sampled once for all devices and precisions."""
         return self.record_of(graph, self.find(graph), device, dtype)
 
     def record_of(self, graph: Graph, walks: Walks, device: torch.device, dtype: torch.dtype) -> WalkRecord:
-        """The record of a graph with walks that are there already; a ValueError if they are not of this recipe."""
-        if isinstance(walks, tuple) != self.has_key_walks or not all(
-            isinstance(side, WalkFeatures) for side in _sides(walks)
-        ):
-            expected = "a pair of WalkFeatures, of queries and of keys," if self.has_key_walks else "one WalkFeatures"
+        """Make the record of a graph from given walks, or raise a ValueError if they do not fit this recipe."""
+        sides = _sides(walks)
+        if isinstance(walks, tuple) != self.has_key_walks or not all(isinstance(side, WalkFeatures) for side in sides):
+            kind = "a pair of WalkFeatures (queries, keys)" if self.has_key_walks else "one WalkFeatures"
             raise ValueError(
-                f"`walks` must be {expected} for symmetric={self.symmetric} and shared_walks={self.shared_walks}, as "
-                "mask.sample(graph) gives."
+                f"`walks` must be {kind} for symmetric={self.symmetric} and shared_walks={self.shared_walks}. Use "
+                "mask.sample(graph)."
             )
-        for side in _sides(walks):
-            self._check(side, graph)
-        query, key = walks if isinstance(walks, tuple) else (walks, walks)
-        return make_record(query, key if self.symmetric else None, graph, device, dtype)
-
-    def _check(self, walks: WalkFeatures, graph: Graph) -> None:
         names = ("num_rows", "num_columns", "num_heads", "max_length", "normalization", "weighting")
         normalization = "row" if self.weighting == "visits" else graph.check_normalization(self.normalization)
         sizes = (graph.num_nodes, graph.num_nodes, self.num_sets, self.max_length)
         expected = (*sizes, normalization, self.weighting)
-        found = tuple(getattr(walks, name) for name in names)
-        if found != expected:
-            raise ValueError(
-                f"`walks` must have ({', '.join(names)}) = {expected}, but has {found}. Sample them on the same graph "
-                "with the same settings, as mask.sample(graph) does."
-            )
+        for side in sides:
+            found = tuple(getattr(side, name) for name in names)
+            if found != expected:
+                raise ValueError(
+                    f"`walks` must have ({', '.join(names)}) = {expected}, but has {found}. Sample them on the same "
+                    "graph with the same settings, e.g. with mask.sample(graph)."
+                )
+        return make_record(sides[0], sides[-1] if self.symmetric else None, graph, device, dtype)
 
     def sample(self, graph: Graph) -> Walks:
         """Draw the walks."""
-        settings: dict[str, Any] = {
-            name: getattr(self, name) for name in ("num_walks", "max_length", "halt_prob", "coupling", "seed")
-        }
-        settings |= {"num_heads": self.num_sets, "normalization": self.normalization, "weighting": self.weighting}
+        same = ("num_walks", "max_length", "halt_prob", "coupling", "seed", "normalization", "weighting")
+        settings = {name: getattr(self, name) for name in same} | {"num_heads": self.num_sets}
         query = sample_features(graph, **settings, ensemble="query")
         return (query, sample_features(graph, **settings, ensemble="key")) if self.has_key_walks else query
 
     def find(self, graph: Graph) -> Walks:
-        """The walks of a graph: those that it has, or those of its parts, joined; drawn where there are none."""
-        found = _kept(graph._records, self)
+        """Return the walks of a graph: stored ones, or else joined from those of its parts, or else sampled."""
+        found = self._stored(graph)
         if found is None:
             found = self._join(graph) if graph.parts else self.sample(graph)
-            graph._records.put(_name(self), self, found)
+            self._store(graph, found)
         return found
 
+    def _stored(self, graph: Graph) -> Any:
+        return getattr(graph._records, f"walks_of_{self._name}", None)
+
+    def _store(self, graph: Graph, walks: Walks) -> None:
+        graph._records.put(f"walks_of_{self._name}", self, walks)
+
     def _join(self, graph: Graph) -> Walks:
-        """Walks of a batch from those of its parts: the same to the last bit."""
-        # By identity, which is how graphs are told apart: one may come twice.
-        new = list({part: None for part in graph.parts if _kept(part._records, self) is None})
+        """Join the walks of a batch from those of its parts, with the same bits as if sampled on the batch."""
+        # Without repeats: graphs hash by identity, and one may occur twice.
+        new = list({part: None for part in graph.parts if self._stored(part) is None})
         if new:
-            # All at once: what is to be done around the walks of one small graph takes longer than they do.
+            # All at once, since the overhead of sampling a small graph exceeds the time of its walks.
             together = graph if new == list(graph.parts) else Graph.batch(new)
             sampled = self.sample(together)
             sides = [side.split([part.num_nodes for part in new]) for side in _sides(sampled)]
             for part, *walks in zip(new, *sides, strict=True):
-                part._records.put(_name(self), self, _walks(walks))
+                self._store(part, _walks(walks))
             if together is graph:
                 return sampled
-        found = [_sides(_kept(part._records, self)) for part in graph.parts]
+        found = [_sides(self._stored(part)) for part in graph.parts]
         return _walks([WalkFeatures.batch(side) for side in zip(*found, strict=True)])
-
-
-def _name(recipe: WalkRecipe) -> str:
-    return f"walks_of_{recipe._name}"
-
-
-def _kept(records: Records, recipe: WalkRecipe) -> Any:
-    return getattr(records, _name(recipe), None)
 
 
 def _sides(walks: Any) -> tuple[Any, ...]:

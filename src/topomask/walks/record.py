@@ -1,4 +1,4 @@
-"""Walks on a graph as masks take them: with the patterns and the counts that attention needs, found once."""
+"""Walks of queries and keys, with the patterns and counts that attention needs."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ from topomask.ops.pair_values import count_triples, estimate_pairs, pair_pattern
 from topomask.ops.sparse_product import Pattern, suggest_order
 from topomask.walks.features import WalkFeatures
 
-# Pairs of walks that may meet, per query and head, before pairs are no longer formed.
+# Pairs are not formed if more pairs of walks than this meet, per query and head.
 MAX_PAIRS_PER_QUERY = 8192
 
-# Numbers of loads as dense matrices: 4 MB.
+# Most numbers in dense loads: 4 MB.
 _MAX_DENSE_LOADS = 1 << 20
 
 
 class DenseLoads(NamedTuple):
-    """Loads of queries and keys as dense matrices, one per set of walks and length, [S, L + 1, R * N]."""
+    """Loads of queries and keys as a dense matrix per set of walks and length, [S, L + 1, R * N]."""
 
     query: Tensor
     key: Tensor | None
 
     @classmethod
     def of(cls, query: WalkFeatures, key: WalkFeatures | None) -> DenseLoads | None:
-        """Those of small graphs, where a few large products are faster than many small ones; None for others."""
+        """Make dense loads for a small graph, where a few large products beat many small ones; otherwise None."""
         if query.num_heads * (query.max_length + 1) * query.num_rows * query.num_columns > _MAX_DENSE_LOADS:
             return None
         dense = query.dense_loads()
         return cls(dense, None if key is None else dense if key is query else key.dense_loads())
 
     def pairs(self, num_nodes: int) -> Tensor:
-        """Which queries and keys meet, [S, N, N], True where they do."""
+        """Whether each query and key meet, [S, N, N]."""
 
         def visits(loads: Tensor) -> Tensor:
             return (loads != 0).any(dim=1).view(len(loads), num_nodes, num_nodes)
@@ -51,17 +51,17 @@ class DenseLoads(NamedTuple):
 
 
 class WalkCounts(NamedTuple):
-    """What there is of walks, over all sets of them."""
+    """Counts over all sets of walks."""
 
     nonzeros: int  # entries of the features of queries and keys
-    triples: int  # pairs of walks that meet: a bound on the pairs of query and key
-    pairs: int  # about how many pairs of query and key there are
-    tiles: TileWork | None  # the work of attention in tiles, where there is any
+    triples: int  # pairs of walks that meet, an upper bound on pairs
+    pairs: int  # pairs of query and key, possibly estimated
+    tiles: TileWork | None  # work of attention in tiles, if possible
 
     def roughly(self) -> WalkCounts:
-        """The nearest powers of two: those of walks drawn anew, mostly, so that compiled code serves them too."""
-        tiles = None if self.tiles is None else TileWork(*(_power_of_two(count) for count in self.tiles))
-        nonzeros, triples, pairs = (_power_of_two(count) for count in (self.nonzeros, self.triples, self.pairs))
+        """Round to powers of two, which resampled walks usually share, so that compiled code can be reused."""
+        tiles = None if self.tiles is None else TileWork(*map(_power_of_two, self.tiles))
+        nonzeros, triples, pairs = map(_power_of_two, self[:3])
         return WalkCounts(nonzeros, triples, pairs, tiles)
 
 
@@ -71,43 +71,36 @@ def _power_of_two(count: int) -> int:
 
 @dataclass(eq=False)
 class WalkRecord(Record):
-    """Walks of queries and keys.
-
-    Attributes:
-        query: Walks of the queries.
-        key: Walks of the keys; None where only queries walk, the same object where they are shared.
-        counts: What there is of them.
-        rough_counts: The same, to the nearest power of two.
-        signed: Whether any load is negative.
-        dense: The loads as dense matrices, on small graphs.
-    """
+    """Walks of queries and keys: ``key`` is None if only queries walk, and ``query`` itself if walks are shared."""
 
     query: WalkFeatures
     key: WalkFeatures | None
     counts: WalkCounts
     rough_counts: WalkCounts
+    # Whether any load is negative.
     signed: bool
+    # On small graphs only.
     dense: DenseLoads | None
 
     @property
     def query_pattern(self) -> Pattern:
-        """Where the features of queries have entries."""
+        """Positions of the entries of the queries' features."""
         return self.query._pattern
 
     @property
     def key_pattern(self) -> Pattern:
-        """Where the features of keys have entries."""
+        """Positions of the entries of the keys' features."""
         assert self.key is not None
         return self.key._pattern
 
     def pairs(self) -> Pattern:
-        """Where walks of queries and keys meet; found once."""
+        """Positions of pairs of query and key whose walks meet; cached."""
         if self.key is None:
             return self.query_pattern
         return Pattern(*_pair_pattern([*self.query_pattern, *self.key_pattern], []))
 
     def rows(self, query_nodes: Tensor | None, key_nodes: Tensor | None) -> WalkRecord:
-        """The record of some queries and keys."""
+        """Return the record of selected queries and keys."""
         query = self.query if query_nodes is None else self.query.rows(query_nodes)
         key = self.key if self.key is None or key_nodes is None else self.key.rows(key_nodes)
         return make_record(query, key, None, query.device, query.dtype)
@@ -116,18 +109,10 @@ class WalkRecord(Record):
 def make_record(
     query: WalkFeatures, key: WalkFeatures | None, graph: Graph | None, device: torch.device, dtype: torch.dtype
 ) -> WalkRecord:
-    """The record of walks on a device and in a precision, float32 at least.
-
-    Args:
-        query: Walks of the queries.
-        key: Walks of the keys, or None.
-        graph: The graph whose nodes the queries are, all in order; None where they are a selection.
-        device: Where the walks are to be.
-        dtype: Precision of their loads.
-    """
+    """Make the record of walks, with loads in at least float32; ``graph`` is None for a selection of its nodes."""
     moved = query.to(device, dtype)
     query, key = moved, moved if key is query else None if key is None else key.to(device, dtype)
-    # Now rather than at first use, which may be inside torch.compile.
+    # Not at first use, which may be inside torch.compile.
     for side in {query, query if key is None else key}:
         side.prepare()
     if graph is not None:
@@ -139,7 +124,7 @@ def make_record(
 
 
 def _count(query: WalkFeatures, key: WalkFeatures | None, dense: DenseLoads | None) -> WalkCounts:
-    """What there is of walks: of few nodes counted, otherwise estimated from samples."""
+    """Count entries, pairs and tiles exactly on small graphs, and estimate them from samples on others."""
     num_rows = query.num_rows * query.num_heads
     nonzeros = query.num_nonzeros + (0 if key is None else key.num_nonzeros)
     triples = query.num_nonzeros if key is None else count_triples(query._pattern, key._pattern)
@@ -151,7 +136,7 @@ def _count(query: WalkFeatures, key: WalkFeatures | None, dense: DenseLoads | No
     if pairs < MIN_ENTRIES_PER_ROW * num_rows or query.device.type != "cpu":
         tiles = None
     elif met is not None and 2 * pairs >= met.numel():
-        # Queries see most keys, so it matters little which of them share a tile.
+        # Most queries and keys meet, so it hardly matters which of them share a tile.
         tiles = count_tiles(met)
     else:
         tiles = estimate_tiles(query._pattern, None if key is None else key._pattern)
@@ -159,8 +144,7 @@ def _count(query: WalkFeatures, key: WalkFeatures | None, dense: DenseLoads | No
 
 
 def _order_per_head(graph: Graph, num_heads: int) -> Tensor:
-    order = graph.node_groups
-    return (torch.arange(num_heads, device="cpu")[:, None] * graph.num_nodes + order).flatten()
+    return (torch.arange(num_heads, device="cpu")[:, None] * graph.num_nodes + graph.node_groups).flatten()
 
 
 def _pair_shapes(tensors: list[Tensor], _: list[int]) -> list[tuple[int | None, torch.dtype]]:
@@ -171,5 +155,5 @@ def _pair_shapes(tensors: list[Tensor], _: list[int]) -> list[tuple[int | None, 
 
 @derivation(_pair_shapes)
 def _pair_pattern(tensors: list[Tensor], _: list[int]) -> Pattern:
-    """The pattern of Phi_q Phi_k^T from those of both."""
+    """Compute the pattern of Phi_q Phi_k^T from the patterns of both."""
     return pair_pattern(Pattern(*tensors[:5]), Pattern(*tensors[5:]))

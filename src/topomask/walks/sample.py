@@ -1,4 +1,4 @@
-"""Sampling of random walks, as graph random features or bare."""
+"""Sampling of random walks, as graph random features or as node sequences."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from topomask.graph import Graph, Normalization
-from topomask.graph.input import check_integer, check_nodes, read_limit
+from topomask.graph.input import check_choice, check_integer, check_nodes, read_limit
 from topomask.ops.derived import plainly
 from topomask.ops.sample_walks import WalkSettings, sample_walks
 from topomask.ops.sample_walks import random_walks as sample_bare_walks
@@ -18,12 +18,12 @@ from topomask.walks.features import WalkFeatures, WalkTensors, Weighting, narrow
 Coupling = Literal["repelling", "antithetic", "iid"]
 Ensemble = Literal["query", "key"]
 
-# Steps of all walks of a node and head: about 60 MB while they are summed up. Heads of a mask.
+# Steps of all walks of a node and head, about 60 MB while they are summed; heads of a mask.
 _MAX_STEPS, _MAX_HEADS = 1 << 22, 1 << 12
-# Nodes that bare walks visit: 16 GB.
+# Nodes in the result of random_walks: 16 GB.
 _MAX_VISITS = 1 << 31
 
-# Goes up whenever the same seed gives other walks.
+# Increases whenever the same seed gives different walks.
 SAMPLER_VERSION = 1
 
 
@@ -42,31 +42,30 @@ def sample_features(
     start_nodes: Any = None,
     dtype: torch.dtype = torch.float32,
 ) -> WalkFeatures:
-    r"""Sample random walks from every node and keep what they leave behind.
+    r"""Sample random walks from every node and accumulate their loads.
 
     .. math:: \mathbb{E}\,\Phi = \sum_{l=0}^{L} f_l W^l, \qquad
         \mathrm{load}_{icl} = \frac{1}{n} \sum_{w=1}^{n} \frac{\prod W/p}{S(l)}\,[\text{walker } w \text{ is at } c
         \text{ after } l \text{ steps}]
 
     A walker steps from c to j with probability :math:`p_{cj} = |a_{cj}|/s_c` and survives to length l with probability
-    :math:`S(l) = (1 - \text{halt\_prob})^l`. It ends at a node without out-edges. The result depends on the seed and
-    the graph alone: not on threads, on a batch the graph is part of, or on which start nodes are asked for.
+    :math:`S(l) = (1 - \text{halt\_prob})^l`. It ends at a node without out-edges. The walks of a node depend
+    only on graph and seed: not on the number of threads, the batch that the graph is part of, or other start nodes.
 
     Args:
         graph: The graph.
         num_walks: Walkers per node and head.
-        max_length: Steps of a walk at most.
+        max_length: Maximum number of steps of a walk.
         halt_prob: Probability to stop before each step.
-        coupling: How walkers of one node depend on each other. ``"iid"``: not at all. ``"antithetic"``: halting draws
-            of walkers 2k and 2k + 1 are half a turn apart. ``"repelling"``: walkers that stand on the same node at the
-            same step share one systematic draw, so they spread over its neighbours. Each keeps the law of one walker.
+        coupling: How walkers of one node depend on each other. ``"iid"``: not at all. ``"antithetic"``: walkers 2k and
+            2k + 1 use halting draws u and u + 1/2 mod 1. ``"repelling"``: walkers on the same node at the same step
+            share one systematic draw, so they spread over its neighbours. The law of a single walker never changes.
         num_heads: Independent sets of walks.
         seed: Seed of all draws, from 0 to 2**63 - 1.
         normalization: ``"sym"``, ``"row"`` or ``"none"``, see :meth:`Graph.adjacency`.
-        weighting: ``"importance"``, the loads above, or ``"visits"``: the share of walkers that are at c after l
-            steps, whatever the weights they went along and the probability to get there. Visits estimate no series of
-            W, so they take no ``normalization``.
-        ensemble: Queries and keys draw independent walks from the same seed.
+        weighting: ``"importance"`` for the loads above, or ``"visits"`` for the fraction of walkers that are at c after
+            l steps, without importance weights. Visits do not estimate a series of W and take no ``normalization``.
+        ensemble: ``"query"`` or ``"key"``; the two draw independent walks from the same seed.
         start_nodes: Which rows to sample, [R]. Default: all nodes.
         dtype: Precision of the loads, float32 or float64.
 
@@ -81,39 +80,25 @@ def sample_features(
     """
     check_sizes(num_walks, max_length, num_heads)
     check_draws(halt_prob, coupling, seed, ensemble)
-    if weighting not in get_args(Weighting):
-        raise ValueError(f"`weighting` must be one of {get_args(Weighting)}, but is {weighting!r}.")
+    check_choice("weighting", weighting, Weighting)
     if weighting == "visits" and normalization is not None:
-        raise ValueError(f"`normalization` is {normalization!r}, but visits are not weighted by W. Leave it out.")
+        raise ValueError(f"`normalization` is {normalization!r}, but visits are not weighted by W. Omit it.")
     if dtype not in (torch.float32, torch.float64):
         raise ValueError(f"`dtype` must be torch.float32 or torch.float64, but is {dtype}.")
     nodes = _start_nodes(graph, start_nodes)
     tensors = graph._tensors
     if weighting == "visits":
-        # Shares of walkers are the loads for "row", but for signs and the probability to survive.
+        # Up to signs and survival probabilities, the loads under "row" are fractions of walkers.
         normalization, tensors = "row", tensors._replace(signs=None)
-    settings = WalkSettings(
-        num_walks=int(num_walks),
-        max_length=int(max_length),
-        halt_prob=float(halt_prob),
-        coupling=coupling,
-        normalization=graph.check_normalization(normalization),
-        seed=int(seed),
-        ensemble=get_args(Ensemble).index(ensemble),
-        weighting=weighting,
-    )
-    # Walks are drawn on the CPU whatever the default device is; move them with `to`. They may be trained on later, also
-    # when they are drawn in inference mode.
+    normalization = graph.check_normalization(normalization)
+    numbers, which = (int(num_walks), int(max_length), float(halt_prob)), get_args(Ensemble).index(ensemble)
+    settings = WalkSettings(*numbers, coupling, normalization, int(seed), which, weighting)
+    # On the CPU whatever the default device is; outside inference mode, since the walks may be used in training.
     with plainly(), torch.device("cpu"):
         loads = sample_walks(tensors, nodes, settings, range(num_heads), dtype)
-        return WalkFeatures._trusted(
-            WalkTensors(loads.row_ptr, loads.columns, narrow(loads.entry_ptr), loads.lengths, loads.loads),
-            num_heads=int(num_heads),
-            num_columns=graph.num_nodes,
-            max_length=int(max_length),
-            normalization=settings.normalization,
-            weighting=weighting,
-        )
+        sampled = WalkTensors(loads.row_ptr, loads.columns, narrow(loads.entry_ptr), loads.lengths, loads.loads)
+        sizes = {"num_heads": int(num_heads), "num_columns": graph.num_nodes, "max_length": int(max_length)}
+        return WalkFeatures._trusted(_tensors=sampled, **sizes, normalization=normalization, weighting=weighting)
 
 
 def random_walks(
@@ -128,21 +113,21 @@ def random_walks(
     ensemble: Ensemble = "query",
     start_nodes: Any = None,
 ) -> Tensor:
-    """Sample bare random walks: the ones that :func:`sample_features` sums up, for the same arguments.
+    """Sample random walks as node sequences: those that :func:`sample_features` sums for the same arguments.
 
     Args:
         graph: The graph.
         num_walks: Walkers per node.
-        length: Steps of a walk at most.
+        length: Maximum number of steps of a walk.
         halt_prob: Probability to stop before each step.
         coupling: How walkers of one node depend on each other, see :func:`sample_features`.
         seed: Seed of all draws, from 0 to 2**63 - 1.
-        head: Which of the independent sets of walks.
-        ensemble: Queries and keys draw independent walks from the same seed.
+        head: Index of the independent set of walks.
+        ensemble: ``"query"`` or ``"key"``; the two draw independent walks from the same seed.
         start_nodes: Where walks start, [R]. Default: all nodes.
 
     Returns:
-        Visited nodes [R, num_walks, length + 1], the start first; -1 once a walk has halted or found no way on.
+        Visited nodes, [R, num_walks, length + 1], starting with the start node; -1 after the end of a walk.
 
     Example:
         >>> import topomask as tm
@@ -160,19 +145,12 @@ def random_walks(
     visits = len(nodes) * int(num_walks) * (int(length) + 1)
     if visits > _MAX_VISITS:
         raise ValueError(
-            f"The walks would visit {visits:,} nodes, and at most {_MAX_VISITS:,} are returned at once. Pass fewer "
-            "`start_nodes` at a time, or fewer walks."
+            f"The walks would visit {visits:,} nodes, but at most {_MAX_VISITS:,} can be returned at once. Pass fewer "
+            "`start_nodes` per call, or fewer walks."
         )
-    settings = WalkSettings(
-        num_walks=int(num_walks),
-        max_length=int(length),
-        halt_prob=float(halt_prob),
-        coupling=coupling,
-        # Where walkers go does not depend on it.
-        normalization="row",
-        seed=int(seed),
-        ensemble=get_args(Ensemble).index(ensemble),
-    )
+    numbers, which = (int(num_walks), int(length), float(halt_prob)), get_args(Ensemble).index(ensemble)
+    # Walkers move in the same way under every normalisation.
+    settings = WalkSettings(*numbers, coupling, "row", int(seed), which)
     with plainly(), torch.device("cpu"):
         return sample_bare_walks(graph._tensors, nodes, settings, int(head))
 
@@ -184,7 +162,7 @@ def _start_nodes(graph: Graph, start_nodes: Any) -> Tensor:
 
 
 def check_sizes(num_walks: int, max_length: int, num_heads: int) -> None:
-    """A ValueError unless this many walks of this length can be drawn, and kept in memory."""
+    """Raise a ValueError unless this many walks of this length can be drawn and stored."""
     check_integer("num_walks", num_walks, 1)
     check_integer("max_length", max_length, 0, torch.iinfo(torch.int16).max)
     check_integer("num_heads", num_heads, 1, _MAX_HEADS)
@@ -192,27 +170,25 @@ def check_sizes(num_walks: int, max_length: int, num_heads: int) -> None:
 
 
 def check_steps(name: str, num_walks: int, max_length: int) -> None:
-    """A ValueError where the walks of a node have more steps than the limit."""
+    """Raise a ValueError if the walks of a node have more steps than the limit."""
     steps = int(num_walks) * max(1, int(max_length))
     if steps > _MAX_STEPS and steps > (limit := read_limit("TOPOMASK_MAX_WALK_STEPS", _MAX_STEPS)):
         raise ValueError(
             f"`num_walks` times `{name}` asks for {steps:,} steps per node and head, but there are at most {limit:,}. "
-            "Walk less; if that many are meant, set the environment variable TOPOMASK_MAX_WALK_STEPS."
+            "Reduce one; if you do need that many, set the environment variable TOPOMASK_MAX_WALK_STEPS."
         )
 
 
 def check_draws(halt_prob: float, coupling: str, seed: int, ensemble: str = "query") -> None:
-    """A ValueError unless walks can be drawn in this way."""
+    """Raise a ValueError unless walks can be drawn with these settings."""
     check_integer("seed", seed, 0, 2**63 - 1)
     is_number = isinstance(halt_prob, (int, float, np.integer, np.floating)) and not isinstance(halt_prob, bool)
     if not is_number or not 0 <= halt_prob < 1:
         raise ValueError(f"`halt_prob` must lie in [0, 1), but is {halt_prob!r}. Pass 0 for walks of fixed length.")
-    if coupling not in get_args(Coupling):
-        raise ValueError(f"`coupling` must be one of {get_args(Coupling)}, but is {coupling!r}.")
+    check_choice("coupling", coupling, Coupling)
+    check_choice("ensemble", ensemble, Ensemble)
     if coupling == "antithetic" and halt_prob == 0:
         raise ValueError(
-            "`coupling` is 'antithetic', which pairs the halting draws, but `halt_prob` is 0, so it would do nothing. "
-            "Pass halt_prob > 0, or coupling='repelling'."
+            "`coupling` is 'antithetic', which pairs halting draws, but `halt_prob` is 0, so it would do nothing. Pass "
+            "halt_prob > 0 or coupling='repelling'."
         )
-    if ensemble not in get_args(Ensemble):
-        raise ValueError(f"`ensemble` must be one of {get_args(Ensemble)}, but is {ensemble!r}.")

@@ -1,9 +1,9 @@
 r"""Power series :math:`M_\alpha = \sum_k \alpha_k W^k` and the modulations behind them.
 
-Named kernels are given by their coefficients :math:`\alpha_0, \ldots, \alpha_K`, tensors of shape [K + 1] in ``dtype``
-(default: torch's default dtype).
-They are functions of the normalised Laplacian :math:`\tilde L = I - W`, where W is the ``"sym"`` adjacency. Hand them
-to :class:`topomask.PowerSeriesMask`, or through :func:`deconvolve` to :class:`topomask.WalkMask`.
+Functions named after kernels return the coefficients :math:`\alpha_0, \ldots, \alpha_K`, [K + 1], in ``dtype``
+(default: torch's default dtype). The kernels are functions of the normalised Laplacian :math:`\tilde L = I - W`, where
+W is the ``"sym"`` adjacency. Pass the coefficients to :class:`topomask.PowerSeriesMask`, or convert them with
+:func:`deconvolve` for :class:`topomask.WalkMask`.
 """
 
 from __future__ import annotations
@@ -13,15 +13,17 @@ import math
 import torch
 from torch import Tensor
 
+from topomask.graph.input import check_integer
+
 
 def convolve(f: Tensor, g: Tensor | None = None) -> Tensor:
-    r"""The series that features with modulations f (queries) and g (keys) estimate.
+    r"""Return the series estimated by features with modulations f (queries) and g (keys).
 
     .. math:: \alpha_k = \sum_{p} f_p\, g_{k-p}, \qquad k = 0, \ldots, 2L
 
     Args:
         f: Modulation, [..., L + 1].
-        g: Modulation of the keys, same shape. Default: f, the symmetric features.
+        g: Modulation of the keys, same shape. Default: f, as in symmetric features.
 
     Returns:
         Coefficients, [..., 2 L + 1].
@@ -46,11 +48,11 @@ def convolve(f: Tensor, g: Tensor | None = None) -> Tensor:
 
 
 def deconvolve(alpha: Tensor) -> Tensor:
-    r"""The modulation whose self-convolution starts with ``alpha``, differentiable.
+    r"""Return the modulation whose convolution with itself starts with ``alpha``; differentiable.
 
     .. math:: \sum_{p=0}^{k} f_p f_{k-p} = \alpha_k, \qquad k = 0, \ldots, L
 
-    Features with this f of length L + 1 also carry the terms L + 1 to 2 L of :func:`convolve`.
+    Features with this f also include the terms L + 1 to 2 L of :func:`convolve`.
 
     Args:
         alpha: Coefficients, [..., L + 1], with alpha[..., 0] > 0.
@@ -70,21 +72,20 @@ def deconvolve(alpha: Tensor) -> Tensor:
         raise ValueError(f"`alpha` must have shape [..., L + 1], but has shape {tuple(alpha.shape)}.")
     if not bool((alpha[..., 0] > 0).all()):
         raise ValueError(
-            f"`alpha` must have alpha_0 > 0, but alpha_0 is {alpha[..., 0].tolist()}. "
-            "Only then is the series the square of another."
+            f"`alpha` must have alpha_0 > 0, or it is not the square of another series, but alpha_0 is "
+            f"{alpha[..., 0].tolist()}."
         )
     f = [alpha[..., 0].sqrt()]
     for k in range(1, alpha.shape[-1]):
-        crossed = [f[p] * f[k - p] for p in range(1, k)]
-        inner = torch.stack(crossed).sum(dim=0) if crossed else torch.zeros_like(f[0])
+        inner = sum((f[p] * f[k - p] for p in range(1, k)), torch.zeros_like(f[0]))
         f.append((alpha[..., k] - inner) / (2 * f[0]))
     return torch.stack(f, dim=-1)
 
 
 def heat(order: int, time: float = 1.0, dtype: torch.dtype | None = None) -> Tensor:
     r"""Heat (diffusion) kernel :math:`\exp(-t \tilde L)`: :math:`\alpha_k = e^{-t} t^k / k!`."""
-    _check_positive("time", time)
-    # The factor exp(-t) underflows beyond t = 745, so the terms are kept as logarithms.
+    _check_positive(time=time)
+    # Sum logarithms, because exp(-t) underflows beyond t = 745.
     terms = [math.exp(-time + k * math.log(time) - math.lgamma(k + 1)) for k in _powers(order)]
     return _coefficients(terms, dtype)
 
@@ -94,8 +95,7 @@ def regularized_laplacian(order: int, sigma: float = 1.0, power: int = 1, dtype:
 
     .. math:: \alpha_k = (1 + \sigma^2)^{-d} \binom{d + k - 1}{k} \Big(\frac{\sigma^2}{1 + \sigma^2}\Big)^k
     """
-    _check_positive("sigma", sigma)
-    _check_positive("power", power)
+    _check_positive(sigma=sigma, power=power)
     return _coefficients(_binomial_series(order, power, 1.0 + sigma**2, sigma**2 / (1.0 + sigma**2)), dtype)
 
 
@@ -107,8 +107,7 @@ def matern(order: int, nu: float = 1.5, kappa: float = 1.0, dtype: torch.dtype |
     References:
         Borovitskiy et al. (2021), Matérn Gaussian processes on graphs.
     """
-    _check_positive("nu", nu)
-    _check_positive("kappa", kappa)
+    _check_positive(nu=nu, kappa=kappa)
     shift = 1.0 + 2.0 * nu / kappa**2
     return _coefficients(_binomial_series(order, nu, shift, 1.0 / shift), dtype)
 
@@ -118,8 +117,7 @@ def random_walk(order: int, steps: int = 2, shift: float = 2.0, dtype: torch.dty
 
     .. math:: \alpha_k = \binom{p}{k} (a - 1)^{p - k} \quad (k \le p)
     """
-    if not isinstance(steps, int) or steps < 1:
-        raise ValueError(f"`steps` must be a positive integer, but is {steps!r}.")
+    check_integer("steps", steps, 1)
     if not shift >= 2:
         raise ValueError(f"`shift` must be at least 2 for a positive kernel, but is {shift}.")
     return _coefficients([math.comb(steps, k) * (shift - 1.0) ** max(steps - k, 0) for k in _powers(order)], dtype)
@@ -153,14 +151,13 @@ def _taylor(x: float, k: int) -> float:
 def _binomial_series(order: int, power: float, base: float, ratio: float) -> list[float]:
     """base**-power * (1 - ratio W)**-power."""
     terms = [base**-power]
-    for k in list(_powers(order))[1:]:
+    for k in _powers(order)[1:]:
         terms.append(terms[-1] * ratio * (power + k - 1) / k)
     return terms
 
 
 def _powers(order: int) -> range:
-    if isinstance(order, bool) or not isinstance(order, int) or order < 0:
-        raise ValueError(f"`order` must be an integer of at least 0, but is {order!r}.")
+    check_integer("order", order, 0)
     return range(order + 1)
 
 
@@ -168,6 +165,7 @@ def _coefficients(terms: list[float], dtype: torch.dtype | None) -> Tensor:
     return torch.tensor(terms, dtype=torch.get_default_dtype() if dtype is None else dtype)
 
 
-def _check_positive(name: str, value: float) -> None:
-    if not value > 0 or not math.isfinite(value):
-        raise ValueError(f"`{name}` must be positive and finite, but is {value}.")
+def _check_positive(**values: float) -> None:
+    for name, value in values.items():
+        if not 0 < value < math.inf:
+            raise ValueError(f"`{name}` must be positive and finite, but is {value}.")

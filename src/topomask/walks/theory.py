@@ -1,10 +1,8 @@
-r"""How far graph random features can be from the mask they estimate, and how sparse they are.
-
-The bounds hold for independent walkers: they refuse couplings that they do not cover.
-"""
+"""Error and sparsity bounds of graph random features; they hold for independent walkers and refuse other couplings."""
 
 from __future__ import annotations
 
+import bisect
 import math
 import warnings
 
@@ -15,19 +13,14 @@ from torch import Tensor
 
 from topomask.graph import Graph, Normalization
 
-# How much walks of random length may inflate the second moment of the loads before it is worth a warning.
+# Warn if random walk lengths inflate the second moment of the loads by more than this factor.
 _VARIANCE_LIMIT = 10.0
 
 
 def load_constant(
-    graph: Graph,
-    f: Tensor,
-    halt_prob: float,
-    normalization: Normalization | None = None,
-    *,
-    telescoped: bool = True,
+    graph: Graph, f: Tensor, halt_prob: float, normalization: Normalization | None = None, *, telescoped: bool = True
 ) -> float:
-    r"""The constant c of Theorem 3.1: a bound on what one walk can leave in total.
+    r"""Return the constant c of Theorem 3.1, a bound on the total load of one walk.
 
     In general :math:`c = \sum_l |f_l| \big(\max_{ij} \frac{|W_{ij}|}{p_{ij}(1 - p_\text{halt})}\big)^l`. With
     ``telescoped``, the product of :math:`W/p` along a walk is bounded as a whole: under ``"sym"`` by
@@ -39,14 +32,16 @@ def load_constant(
         f: Modulation, [L + 1].
         halt_prob: Probability to stop before each step.
         normalization: How W is normalised, see :meth:`topomask.Graph.adjacency`.
-        telescoped: Use the tighter constant where there is one (``"none"`` has none).
+        telescoped: Use the tighter constant, which exists for ``"sym"`` and ``"row"``.
 
     References:
         Reid et al. (2025), Thm 3.1; the telescoped constant is ours.
     """
     normalization = graph.check_normalization(normalization)
-    weights = _check_modulation(f).abs()
-    _check_halt_prob(halt_prob)
+    if f.ndim != 1:
+        raise ValueError(f"`f` must have shape [L + 1], but has shape {tuple(f.shape)}. Pass the f of one head.")
+    weights = f.detach().to("cpu", torch.float64).abs()
+    _check_probability("halt_prob", halt_prob, or_zero=True)
     lengths = torch.arange(len(weights), dtype=torch.float64)
     if telescoped and normalization != "none":
         largest = _largest_telescoped(graph) if normalization == "sym" else 1.0
@@ -62,7 +57,7 @@ def load_constant(
 
 
 def deviation_bound(t: float, num_walks: int, c: float, coupling: str = "iid") -> float:
-    r"""Probability that one entry of the mask is off by more than t, at most.
+    r"""Bound the probability that an entry of the mask is off by more than t.
 
     .. math:: \Pr(|\hat M_{ij} - M_{ij}| > t) \le 2 \exp\Big(-\frac{t^2 n^3}{2 (2n - 1)^2 c^4}\Big)
 
@@ -71,12 +66,11 @@ def deviation_bound(t: float, num_walks: int, c: float, coupling: str = "iid") -
     """
     _check_iid(coupling, "Theorem 3.1")
     _check_bound(num_walks, c)
-    exponent = t**2 * num_walks**3 / (2.0 * (2 * num_walks - 1) ** 2 * c**4)
-    return min(1.0, 2.0 * math.exp(-exponent))
+    return min(1.0, 2.0 * math.exp(-(t**2) * num_walks**3 / (2.0 * (2 * num_walks - 1) ** 2 * c**4)))
 
 
 def deviation_quantile(probability: float, num_walks: int, c: float, coupling: str = "iid") -> float:
-    """The deviation t that is exceeded with at most the given probability: :func:`deviation_bound` solved for t."""
+    """Return the deviation t that is exceeded with at most this probability, the inverse of :func:`deviation_bound`."""
     _check_iid(coupling, "Theorem 3.1")
     _check_probability("probability", probability)
     _check_bound(num_walks, c)
@@ -84,81 +78,77 @@ def deviation_quantile(probability: float, num_walks: int, c: float, coupling: s
 
 
 def required_walks(t: float, probability: float, c: float, coupling: str = "iid") -> int:
-    """The smallest number of walkers for which :func:`deviation_bound` is at most ``probability``.
-
-    The bound gets worse from one walker to two and better from then on, so the search goes upward.
-    """
+    """Return the smallest number of walkers for which :func:`deviation_bound` is at most ``probability``."""
     _check_probability("probability", probability)
     if not t > 0:
         raise ValueError(f"`t` must be positive, but is {t}.")
-    if deviation_bound(t, 1, c, coupling) <= probability:
+
+    def suffices(num_walks: int) -> bool:
+        return deviation_bound(t, num_walks, c, coupling) <= probability
+
+    if suffices(1):
         return 1
+    # From two walkers on, the bound improves with every walker.
     high = 2
-    while deviation_bound(t, high, c, coupling) > probability:
+    while not suffices(high):
         high *= 2
-    low = max(2, high // 2)
-    while low < high:
-        middle = (low + high) // 2
-        if deviation_bound(t, middle, c, coupling) <= probability:
-            high = middle
-        else:
-            low = middle + 1
-    return low
+    return bisect.bisect_left(range(high), True, lo=max(2, high // 2), key=suffices)
 
 
 def sparsity_bound(
     num_walks: int, halt_prob: float, max_length: int, delta: float = 0.05, coupling: str = "iid"
 ) -> int:
-    r"""Nonzeros of one feature at most, with probability 1 - delta.
+    r"""Bound the nonzeros of one row of the features, with probability 1 - delta.
 
     .. math:: n \min(\lfloor b \rfloor, L) + 1, \qquad b = \frac{\log(1 - (1 - \delta)^{1/n})}{\log(1 - p_\text{halt})}
 
-    Walks of fixed length have :math:`b = \infty`: the bound is n L + 1, and holds surely and for every coupling.
+    Walks of fixed length have :math:`b = \infty`: the bound n L + 1 always holds, for every coupling.
 
     References:
-        Reid et al. (2025), Lemma 3.2, with the start node and the cap on the length counted.
+        Reid et al. (2025), Lemma 3.2, extended by the start node and the maximum length.
     """
-    _check_halt_prob(halt_prob)
+    _check_probability("halt_prob", halt_prob, or_zero=True)
     _check_probability("delta", delta)
     _check_bound(num_walks, 1.0)
     if halt_prob == 0:
         return num_walks * max_length + 1
     _check_iid(coupling, "Lemma 3.2")
-    # 1 - (1 - delta)^(1/n) without cancellation for many walkers.
+    # Avoids cancellation in 1 - (1 - delta)^(1/n) for many walkers.
     longest = math.log(-math.expm1(math.log1p(-delta) / num_walks)) / math.log1p(-halt_prob)
     return num_walks * min(math.floor(longest), max_length) + 1
 
 
 def variance_inflation(f: Tensor, halt_prob: float) -> float:
-    r"""How much random lengths inflate the second moment of the loads: :math:`\sum f_k^2 / S(k) \big/ \sum f_k^2`.
+    r"""Return the factor by which random lengths inflate the second moment of the loads.
 
-    A walk reaches length k with probability :math:`S(k) = (1 - p_\text{halt})^k` and then counts :math:`1/S(k)`.
+    .. math:: \sum_k f_k^2 / S(k) \Big/ \sum_k f_k^2, \qquad S(k) = (1 - p_\text{halt})^k
+
+    A walk reaches length k with probability S(k) and then has load 1/S(k).
 
     Args:
-        f: Modulation, [..., L + 1]; the worst of the leading dimensions is returned.
+        f: Modulation, [..., L + 1]; the largest factor over the leading dimensions is returned.
         halt_prob: Probability to stop before each step.
     """
     squares = f.detach().to("cpu", torch.float64) ** 2
     survival = (1.0 - halt_prob) ** torch.arange(squares.shape[-1], dtype=torch.float64)
-    total = squares.sum(dim=-1)
-    inflation = (squares / survival).sum(dim=-1) / total.clamp(min=torch.finfo(torch.float64).tiny)
-    return float(inflation.max())
+    total = squares.sum(dim=-1).clamp(min=torch.finfo(torch.float64).tiny)
+    return float(((squares / survival).sum(dim=-1) / total).max())
 
 
 def warn_if_variance_explodes(f: Tensor, halt_prob: float) -> None:
-    """Warn when walks as short as ``halt_prob`` makes them cannot carry a modulation that reaches as far as f."""
+    """Warn if ``halt_prob`` makes walks too short for the modulation f."""
     inflation = variance_inflation(f, halt_prob)
     if inflation > _VARIANCE_LIMIT:
         warnings.warn(
-            f"halt_prob={halt_prob} makes long walks rare, but f gives them weight: the second moment of the loads, "
-            f"sum f_k^2 / S(k), is {inflation:.3g} times sum f_k^2. Use halt_prob=0 with a smaller max_length, "
+            f"halt_prob={halt_prob} makes long walks rare, but f gives them a large weight: the second moment of the "
+            f"loads, sum f_k^2 / S(k), is {inflation:.3g} times sum f_k^2. Use halt_prob=0 with a smaller max_length, "
             "or let f decay faster.",
             stacklevel=3,
         )
 
 
 def _largest_telescoped(graph: Graph) -> float:
-    """The largest root of a ratio of two degrees within a connected component."""
+    """Return the largest square root of a ratio of two degrees within a connected component."""
     joined = graph.degrees > 0
     if not joined.any():
         return 1.0
@@ -169,22 +159,9 @@ def _largest_telescoped(graph: Graph) -> float:
     return float((np.sqrt(largest) / np.sqrt(smallest)).max())
 
 
-def _check_modulation(f: Tensor) -> Tensor:
-    if f.ndim != 1:
-        raise ValueError(
-            f"`f` must have shape [L + 1], but has shape {tuple(f.shape)}. Pass the modulation of one head."
-        )
-    return f.detach().to("cpu", torch.float64)
-
-
-def _check_halt_prob(halt_prob: float) -> None:
-    if not 0 <= halt_prob < 1:
-        raise ValueError(f"`halt_prob` must lie in [0, 1), but is {halt_prob}.")
-
-
-def _check_probability(name: str, value: float) -> None:
-    if not 0 < value < 1:
-        raise ValueError(f"`{name}` must lie in (0, 1), but is {value}.")
+def _check_probability(name: str, value: float, or_zero: bool = False) -> None:
+    if not 0 < value < 1 and not (or_zero and value == 0):
+        raise ValueError(f"`{name}` must lie in {'[' if or_zero else '('}0, 1), but is {value}.")
 
 
 def _check_bound(num_walks: int, c: float) -> None:
@@ -196,6 +173,4 @@ def _check_bound(num_walks: int, c: float) -> None:
 
 def _check_iid(coupling: str, result: str) -> None:
     if coupling != "iid":
-        raise ValueError(
-            f"{result} holds for independent walkers, but `coupling` is {coupling!r}. Pass coupling='iid'."
-        )
+        raise ValueError(f"{result} needs independent walkers, but `coupling` is {coupling!r}. Pass coupling='iid'.")

@@ -151,7 +151,7 @@ def test_a_full_disk_loses_nothing_that_was_there(file, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", fail)
-        with pytest.raises(OSError, match=r"digits\.jsonl could not be written: No space left .* before is whole"):
+        with pytest.raises(OSError, match=r"digits\.jsonl could not be written: No space left .* content is intact"):
             file.add(result(seed=1))
     assert file.runs()[0] == result()
 
