@@ -1,8 +1,8 @@
 """The cases of ``against.py``, and the process that times them for one version of topomask.
 
-The cases are those of docs/internal/speed.md, and use only what older versions have too. The process reads requests from its
-input, one line of JSON each, and answers each with one line of JSON: ``["prepare", name]`` builds a case, runs it once
-and returns the sums of its results; ``["time", calls]`` returns the mean seconds of that many calls.
+The cases are those of docs/internal/speed.md, and use only what older versions have too. The process reads requests
+from its input, one line of JSON each, and answers each with one line of JSON: ``["prepare", name]`` builds a case, runs
+it once and returns the sums of its results; ``["time", calls]`` returns the mean seconds of that many calls.
 """
 
 from __future__ import annotations
