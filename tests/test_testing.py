@@ -101,12 +101,12 @@ def test_masks_of_the_library_pass(name):
 
 
 def test_graphs_of_masks_that_take_none_are_refused():
-    with pytest.raises(ValueError, match="ToeplitzMask belongs to no graph"):
+    with pytest.raises(ValueError, match="ToeplitzMask does not take a graph"):
         tm.testing.check_mask(tm.ToeplitzMask((2, 2)), tm.grid_graph(3, 3))
 
 
 def test_walks_of_a_mask_that_does_not_walk_are_refused():
-    with pytest.raises(ValueError, match="PageRankMask does not walk"):
+    with pytest.raises(ValueError, match="PageRankMask does not use walks"):
         PageRankMask(tm.path_graph(3)).on(walks="nonsense")
 
 

@@ -140,7 +140,7 @@ def test_masks_that_do_not_fit_are_named():
         ValueError, match=r"`mask` must be a topomask.Mask, but is a str. Pass, for example, WalkMask\(symmetric=False"
     ):
         layer("walk")
-    with pytest.raises(ValueError, match="`mask` is a ToeplitzMask, which cannot be on the graph of every call"):
+    with pytest.raises(ValueError, match="`mask` is a ToeplitzMask, which does not work on the graph of every call"):
         layer(tm.ToeplitzMask(3))
 
 

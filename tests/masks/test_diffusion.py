@@ -227,14 +227,14 @@ def test_on_another_graph_and_copies():
     assert torch.autograd.grad(dense[0].trace(), mask.log_time)[0].tolist()[0] < 0
     free = tm.DiffusionMask(None, "laplacian", torch.tensor([0.5, 2.0]).double(), num_heads=2)
     assert torch.equal(free.on(tm.grid_graph(3, 3)).to_dense(), dense)
-    with pytest.raises(ValueError, match="no graph of its own"):
+    with pytest.raises(ValueError, match="no default graph"):
         free.by_walks()
     other = copy.deepcopy(mask)
     with torch.no_grad():
         other.log_time.add_(1.0)
     assert not torch.equal(other.to_dense(), mask.to_dense())
     assert set(mask.state_dict()) == {"log_time"}
-    with pytest.raises(ValueError, match="does not walk"):
+    with pytest.raises(ValueError, match="does not use walks"):
         mask.on(tm.path_graph(3), walks=tm.sample_features(tm.path_graph(3)))
     meta = copy.deepcopy(mask).to("meta")
     assert meta.log_time.is_meta
@@ -325,7 +325,7 @@ def test_bad_arguments_are_named():
     ):
         with pytest.raises(ValueError, match=message):
             tm.DiffusionMask(graph, **change)
-    with pytest.raises(ValueError, match=r"`graph` is directed.*Build the graph undirected"):
+    with pytest.raises(ValueError, match=r"`graph` must be undirected, but is directed.*with directed=False"):
         tm.DiffusionMask(directed_graph())
     with pytest.raises(ValueError, match="directed"):
         tm.DiffusionMask(graph).on(directed_graph())
@@ -410,7 +410,7 @@ def test_walks_on_batches_and_signed_graphs():
             signed.to_dense()[0].double(), exact(signed_graph(), operator, 0.5), rtol=0, atol=0.03
         )
     loop = tm.Graph.from_edges([(0, 1), (1, 1)], weights=[1.0, -1.0], signed=True)
-    with pytest.raises(ValueError, match="Node 1 has a self-loop of negative weight -1"):
+    with pytest.raises(ValueError, match="Node 1 has a self-loop with negative weight -1"):
         tm.DiffusionMask(loop).by_walks()
     empty = tm.DiffusionMask(tm.Graph.from_edges([], 3)).by_walks(seed=0)
     torch.testing.assert_close(empty.to_dense()[0], torch.eye(3))

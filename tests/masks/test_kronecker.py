@@ -44,9 +44,9 @@ def test_agrees_with_numpy_head_by_head():
 @pytest.mark.parametrize(
     ("factors", "message"),
     [
-        ((dense_mask(2, 3, 3), dense_mask(3, 3, 3)), r"one head or 3, but have \[2, 3\]"),
-        ((dense_mask(3, 3), torch.ones(3, 3)), "number 1 is a Tensor"),
-        ((dense_mask(3, 3), dense_mask(3, 3).on()), "number 1 is an operator.*Join the masks"),
+        ((dense_mask(2, 3, 3), dense_mask(3, 3, 3)), r"must have 1 or 3 heads, but have \[2, 3\]"),
+        ((dense_mask(3, 3), torch.ones(3, 3)), "`second` must be a mask, but is a Tensor"),
+        ((dense_mask(3, 3), dense_mask(3, 3).on()), "`second` must be a mask, but is an operator.*Combine the masks"),
     ],
 )
 def test_what_cannot_be_multiplied_is_refused(factors, message):
@@ -197,7 +197,8 @@ def test_factors_move_to_other_graphs():
     gradients = torch.autograd.grad(mask.on((time, space)).to_dense().sum(), list(mask.parameters()))
     assert all(gradient.abs().sum() > 0 for gradient in gradients)
     for wrong in (tm.path_graph(33), (time, space, time), (time,)):
-        with pytest.raises(ValueError, match=r"product of two graphs.*mask\.on\(\(first_graph, second_graph\)\)"):
+        message = r"product of two graphs.*must be a pair.*mask\.on\(\(first_graph, second_graph\)\)"
+        with pytest.raises(ValueError, match=message):
             mask.on(wrong)
     with pytest.raises(ValueError, match=r"product of two graphs"):
         (mask + mask).on(tm.path_graph(33))

@@ -61,5 +61,5 @@ def test_bad_arguments_are_named_and_there_is_no_graph_to_leave():
     ):
         with pytest.raises(ValueError, match=match):
             tm.LearnedFeatureMask(**options)
-    with pytest.raises(ValueError, match="belongs to no graph"):
+    with pytest.raises(ValueError, match="does not take a graph"):
         tm.LearnedFeatureMask(3).on(tm.path_graph(3))

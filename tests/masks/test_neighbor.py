@@ -103,7 +103,7 @@ def test_there_is_nothing_to_learn_or_save():
     assert torch.equal(double.to_dense()[0], exact), "weights are not rounded on the way through half precision"
     assert tm.NeighborMask(ragged_graph()).on(tm.path_graph(3)).to_dense().shape == (1, 3, 3)
     assert tm.NeighborMask().on(tm.path_graph(3)).to_dense().shape == (1, 3, 3)
-    with pytest.raises(ValueError, match="NeighborMask does not walk"):
+    with pytest.raises(ValueError, match="NeighborMask does not use walks"):
         mask.on(tm.path_graph(3), walks=tm.sample_features(tm.path_graph(3)))
     with pytest.raises(ValueError, match=r"must be a topomask\.Graph, but is a list"):
         tm.NeighborMask([tm.path_graph(3)])

@@ -22,9 +22,9 @@ def test_dense_parameters_are_learnt_and_tensors_are_kept():
 
 def test_masks_without_a_graph_cannot_be_moved():
     for mask in (tm.DenseMask(torch.ones(3, 3)), tm.LowRankMask(torch.ones(3, 1))):
-        with pytest.raises(ValueError, match="belongs to no graph"):
+        with pytest.raises(ValueError, match="does not take a graph"):
             mask.on(tm.path_graph(3))
-        with pytest.raises(ValueError, match="Mask does not walk"):
+        with pytest.raises(ValueError, match="Mask does not use walks"):
             mask.on(walks=tm.sample_features(tm.path_graph(3)))
         assert mask.on().num_keys == 3
 
@@ -118,7 +118,7 @@ def test_prefix_refuses_what_makes_no_sense():
         tm.PrefixMask(tm.DenseMask(torch.ones(2, 3))).on()
     operator = tm.DenseMask(torch.ones(3, 3)).on()
     for bad in (operator, operator.select(torch.tensor([2, 1, 0]), None)):
-        with pytest.raises(ValueError, match=r"is an operator, a mask on one graph\. Join the masks"):
+        with pytest.raises(ValueError, match=r"is an operator, a mask on one graph\. Combine the masks"):
             tm.PrefixMask(bad)
 
 

@@ -67,7 +67,7 @@ def test_on_another_graph():
     assert (mask.coefficients.grad > 0).all()
     free = tm.PowerSeriesMask(None, random_f(2, 3))
     torch.testing.assert_close(free.on(tm.cycle_graph(4)).to_dense(), dense)
-    with pytest.raises(ValueError, match="does not walk"):
+    with pytest.raises(ValueError, match="does not use walks"):
         mask.on(tm.cycle_graph(4), walks=tm.sample_features(tm.cycle_graph(4)))
 
 
@@ -76,7 +76,7 @@ def test_edge_weights_belong_to_one_graph():
     weighted = tm.PowerSeriesMask(graph, torch.ones(2), edge_weights=torch.ones(2))
     assert torch.equal(weighted.on(graph).to_dense(), weighted.to_dense())
     for other in (tm.path_graph(3), tm.path_graph(2)):
-        with pytest.raises(ValueError, match="`edge_weights` of its own graph"):
+        with pytest.raises(ValueError, match="The `edge_weights` of this mask belong to its own graph"):
             weighted.on(other)
     with pytest.raises(ValueError, match="Pass the graph too"):
         tm.PowerSeriesMask(None, torch.ones(2), edge_weights=torch.ones(2))
@@ -98,6 +98,52 @@ def test_operators_follow_tensors_that_are_no_parameters():
             assert not torch.equal(mask.to_dense(), dense)
             with pytest.raises(RuntimeError, match="snapshot"):
                 before @ torch.ones(1, 3, 1)
+
+
+@pytest.mark.parametrize("make", [ragged_graph, directed_graph])
+def test_every_head_has_its_own_coefficients(make):
+    graph = make()
+    mask = tm.PowerSeriesMask(graph, num_heads=4, order=3).double()
+    assert mask.num_heads == 4
+    expected_start = (0.5 ** torch.arange(4.0, dtype=torch.float64)).expand(4, -1)
+    assert torch.equal(mask.coefficients.detach(), expected_start)
+    with torch.no_grad():
+        mask.coefficients.copy_(random_f(4, 3))
+    w = torch.from_numpy(graph.adjacency().toarray())
+    x = torch.randn(4, graph.num_nodes, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    alpha = mask.coefficients.detach().clone().requires_grad_()
+    dense = torch.stack([sum(a[k] * torch.linalg.matrix_power(w, k) for k in range(4)) for a in alpha])
+    torch.testing.assert_close(mask.to_dense(), dense, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(mask @ x, dense @ x, rtol=1e-12, atol=1e-12)
+    (expected,) = torch.autograd.grad((dense @ x).square().sum(), alpha)
+    for found in ((mask @ x), mask.to_dense() @ x):
+        (gradient,) = torch.autograd.grad(found.square().sum(), mask.coefficients)
+        torch.testing.assert_close(gradient, expected, rtol=1e-10, atol=1e-10)
+
+
+def test_heads_and_order_agree_with_the_coefficients():
+    graph, alpha = tm.path_graph(3), torch.tensor([1.0, 0.5, 0.25])
+    spread = tm.PowerSeriesMask(graph, alpha, num_heads=2, order=2)
+    assert torch.equal(spread.coefficients.detach(), alpha.expand(2, -1))
+    assert tm.PowerSeriesMask(graph, alpha).coefficients.shape == (3,)
+    assert tm.PowerSeriesMask(graph).coefficients.shape == (11,)
+    assert tm.PowerSeriesMask(num_heads=2).on(graph).num_heads == 2
+    # A tensor that requires a gradient is used as it is, by all heads.
+    shared = torch.nn.Parameter(alpha.clone())
+    mask = tm.PowerSeriesMask(graph, shared, num_heads=2)
+    assert mask.coefficients is shared
+    assert torch.equal(mask.to_dense(), tm.PowerSeriesMask(graph, alpha).to_dense().expand(2, -1, -1))
+    mask.to_dense().sum().backward()
+    assert (shared.grad > 0).all()
+    for options, message in (
+        (dict(coefficients=torch.ones(2, 3), num_heads=4), r"shape \(2, 3\), which contradicts num_heads=4"),
+        (dict(coefficients=torch.ones(1, 3), num_heads=2), r"shape \(1, 3\), which contradicts num_heads=2"),
+        (dict(coefficients=alpha, order=3), r"shape \(3,\), which contradicts order=3"),
+        (dict(num_heads=0), "`num_heads` must be an integer of at least 1"),
+        (dict(order=-1), "`order` must be an integer of at least 0"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            tm.PowerSeriesMask(graph, **options)
 
 
 def test_bad_arguments_are_named():

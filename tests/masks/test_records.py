@@ -5,7 +5,10 @@ import gc
 import pickle
 import weakref
 
+import networkx as nx
+import numpy as np
 import pytest
+import scipy.sparse as sp
 import torch
 
 import topomask as tm
@@ -290,5 +293,43 @@ def test_graphs_that_a_mask_cannot_be_on_are_refused_and_change_nothing(graphs):
     assert mask.graph is graphs[1]
     assert torch.equal(mask.to_dense(), before)
     for other in (tm.ToeplitzMask((2, 2)), tm.PrefixMask(tm.DenseMask(torch.ones(2, 2)))):
-        with pytest.raises(ValueError, match="belongs to no graph"):
+        with pytest.raises(ValueError, match="does not take a graph"):
             other.graph = graphs[1]
+
+
+PATHS = {
+    "torch.Tensor": (torch.tensor([[0, 1], [1, 2]]), "tm.Graph.from_edges"),
+    "numpy.ndarray": (np.array([[0, 1], [1, 2]]), "tm.Graph.from_edges"),
+    "list": ([(0, 1), (1, 2)], "tm.Graph.from_edges.*tm.Graph.batch"),
+    "scipy.csr_array": (sp.csr_array(np.eye(3)), "tm.Graph.from_scipy"),
+    "networkx.Graph": (nx.path_graph(3), "tm.Graph.from_networkx"),
+}
+
+
+@pytest.mark.parametrize("name", PATHS)
+def test_what_is_no_graph_is_named_with_the_call_that_converts_it(name):
+    given, call = PATHS[name]
+    message = rf"`graph` must be a topomask\.Graph, but is a {name}\. .*{call}"
+    path = tm.path_graph(3)
+    makers = [tm.WalkMask, tm.VisitMask, tm.DiffusionMask, tm.NeighborMask, tm.ShortestPathMask, tm.DegreeMask]
+    makers += [tm.AllPairsMask, tm.ForestMask, tm.ForestMask.from_graph, tm.PowerSeriesMask]
+    for make in makers:
+        mask = make(path)
+        runs = [lambda make=make: make(given), lambda mask=mask: mask.on(given)]
+        runs += [lambda mask=mask: setattr(mask, "graph", given)]
+        runs += [lambda mask=mask: mask.sample(given)] if hasattr(mask, "sample") else []
+        for run in runs:
+            with pytest.raises(ValueError, match=message):
+                run()
+        assert mask.graph.num_nodes == 3
+    for mask in (tm.WalkMask(path) + tm.DenseMask(torch.ones(3, 3)), tm.PrefixMask(tm.WalkMask(path))):
+        with pytest.raises(ValueError, match=message):
+            mask.on(given)
+    with pytest.raises(ValueError, match=message):
+        tm.KroneckerMask(tm.NeighborMask(path), tm.NeighborMask(path)).on((given, path))
+
+
+def test_pyg_data_is_named_with_the_call_that_converts_it():
+    data = pytest.importorskip("torch_geometric.data").Data(edge_index=torch.tensor([[0, 1], [1, 0]]), num_nodes=2)
+    with pytest.raises(ValueError, match=r"but is a torch_geometric\.Data\. .*tm.Graph.from_pyg"):
+        tm.WalkMask(data)

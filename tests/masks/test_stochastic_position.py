@@ -280,6 +280,6 @@ def test_bad_arguments_are_named():
     ):
         with pytest.raises(ValueError, match=message):
             tm.StochasticPositionMask(**(dict(num_nodes=4) | options))
-    with pytest.raises(ValueError, match="does not walk"):
+    with pytest.raises(ValueError, match="does not use walks"):
         position_mask(4).on(tm.path_graph(4), walks=object())
     assert "num_realizations=24" in repr(position_mask(4))

@@ -191,7 +191,7 @@ def test_masks_of_inference_mode_can_be_trained_or_say_why_not(name):
     given = any(parameter.is_inference() for parameter in mask.parameters())
     if given:
         # Parameters that were handed in.
-        with pytest.raises(RuntimeError, match=r"was made inside torch\.inference_mode.*Make it outside"):
+        with pytest.raises(RuntimeError, match=r"was created inside torch\.inference_mode.*Create it outside"):
             mask.on()
         return
     learnt = [x for x in mask.parameters() if x.requires_grad]

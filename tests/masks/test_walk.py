@@ -108,7 +108,7 @@ def test_a_mask_without_a_graph_is_on_those_that_it_is_given():
     assert mask.graph is None
     assert torch.equal(mask.on(graph).to_dense(), on_graph.to_dense())
     for use in (mask.on, mask.to_dense, mask.magnitude, lambda: mask.walks, lambda: mask @ torch.ones(2, 11, 1)):
-        with pytest.raises(ValueError, match=r"WalkMask has no graph of its own. Build it with one, or call mask.on"):
+        with pytest.raises(ValueError, match=r"WalkMask has no default graph. Build it with one, or call mask.on"):
             use()
     with pytest.raises(ValueError, match=r"must be a topomask\.Graph, but is a list"):
         mask.on([graph])
@@ -153,7 +153,7 @@ def test_on_walks_already_sampled():
     assert other.on(whole, walks=batch)._record is mask.on(whole, walks=batch)._record, "made once for all layers"
     built = walk_mask(graphs[0], num_heads=2, walks=sampled[0])
     assert torch.equal(built.to_dense(), mask.on(graphs[0]).to_dense())
-    with pytest.raises(ValueError, match="Pass the graph too"):
+    with pytest.raises(ValueError, match=r"`walks` was given without `graph`\. Pass the graph"):
         walk_mask(None, num_heads=2, walks=sampled[0])
     with pytest.raises(ValueError, match="same graph with the same settings"):
         mask.on(graphs[0], walks=sampled[1])
@@ -264,7 +264,7 @@ def test_checkpoints_that_cannot_be_trusted_are_refused():
         mask.load_state_dict({k: v for k, v in state.items() if k != KEY})
     for changes, message in (
         ({"sampler_version": 0}, "save_walks=True"),
-        ({"walks": ["x", "y"]}, "did not give the walks"),
+        ({"walks": ["x", "y"]}, "did not reproduce the walks"),
         ({"symmetric": False}, "symmetric=False"),
         ({"num_heads": 2}, "num_heads=2"),
         ({"shared_heads": True}, "shared_heads=True"),
@@ -297,7 +297,7 @@ def test_stored_walks_that_contradict_themselves_are_refused():
         (data, {"tensors": [*layout[:-1], ["int64", -4]]}, "damaged"),
         (data, {"tensors": [*layout[:-1], ["nothing", 4]]}, "damaged"),
         (data, {"tensors": [*layout[:-1], ["int64"]]}, "damaged"),
-        (data, {"walks": ["x", "y"]}, "did not give the walks"),
+        (data, {"walks": ["x", "y"]}, "did not reproduce the walks"),
     ):
         with pytest.raises(ValueError, match=message):
             mask.load_state_dict(rewritten(stored, tail, **changes))

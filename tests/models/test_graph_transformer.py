@@ -342,7 +342,7 @@ def stay_where_they_are():
 
 @pytest.mark.parametrize("name", stay_where_they_are())
 def test_masks_that_stay_where_they_are_are_refused_at_once(name):
-    with pytest.raises(ValueError, match=r"`mask` is a \w+Mask, which cannot be on the graph of every call: "):
+    with pytest.raises(ValueError, match=r"`mask` is a \w+Mask, which does not work on the graph of every call: "):
         make(mask=stay_where_they_are()[name])
 
 

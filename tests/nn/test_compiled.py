@@ -116,7 +116,7 @@ def test_a_graph_that_a_mask_cannot_be_on_is_named():
     x = torch.randn(1, 4, 2, dtype=torch.float64)
     torch.testing.assert_close(run(x, tm.path_graph(4)), mask.on(tm.path_graph(4)) @ x)
     # Which torch puts into an error of its own.
-    with pytest.raises(torch._dynamo.exc.InternalTorchDynamoError, match="`graph` is directed"):
+    with pytest.raises(torch._dynamo.exc.InternalTorchDynamoError, match="`graph` must be undirected, but is directed"):
         run(x, tm.Graph.from_edges([(0, 1)], 4, directed=True))
 
 

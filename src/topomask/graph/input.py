@@ -71,6 +71,26 @@ def first_true(wrong: Any) -> int | None:
     return int(wrong.argmax()) if wrong.any() else None
 
 
+def not_a_graph(value: object) -> ValueError:
+    """The error for a value given where a :class:`topomask.Graph` is expected, with the call that converts it."""
+    library = type(value).__module__.partition(".")[0]
+    name = type(value).__name__ if library == "builtins" else f"{library}.{type(value).__name__}"
+    fixes = {
+        "networkx": "Convert it with tm.Graph.from_networkx(graph).",
+        "scipy": "Convert it with tm.Graph.from_scipy(matrix).",
+        "torch_geometric": "Convert it with tm.Graph.from_pyg(data).",
+    }
+    if isinstance(value, (Tensor, np.ndarray)):
+        fix = "If it holds edges, [2, E] or [E, 2], convert it with tm.Graph.from_edges(edges, num_nodes)."
+    else:
+        fix = fixes.get(
+            library,
+            "Build one with tm.Graph.from_edges, from_pyg, from_networkx or from_scipy, or a builder such as "
+            "tm.grid_graph; join several graphs with tm.Graph.batch.",
+        )
+    return ValueError(f"`graph` must be a topomask.Graph, but is a {name}. {fix}")
+
+
 def check_nodes(nodes: Any, num_nodes: int, name: str) -> Tensor:
     """Return node numbers as an int64 CPU tensor, or raise a ValueError that names the first bad one."""
     if torch.compiler.is_compiling():

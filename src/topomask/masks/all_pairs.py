@@ -1,4 +1,4 @@
-"""The mask that hides nothing but other graphs."""
+"""Attention without a mask, within every graph."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from torch import Tensor
 from topomask.graph import Graph
 from topomask.graph.records import Recipe, Record
 from topomask.masks.entries import Entries
-from topomask.masks.graph_sums import find_tiles, multiply_per_graph, spread_per_graph, sum_per_graph
+from topomask.masks.graph_blocks import find_tiles, multiply_per_graph, spread_per_graph, sum_per_graph
 from topomask.masks.mask import GraphMask, Mask
 from topomask.masks.operator import ELEMENTS_PER_CHUNK, Cost, Operator
+from topomask.masks.selected import gather
 from topomask.ops.blocks import find_block_pattern
 
 
@@ -22,12 +23,12 @@ class AllPairsMask(GraphMask):
 
     .. math:: M_{ij} = 1 \text{ if } i \text{ and } j \text{ belong to the same graph of the batch, else } 0
 
-    Edges do not count. This is what a mask is compared with to know what it adds. There is nothing to learn, so one
-    head serves all. Softmax attention goes over the :math:`\sum_g n_g^2` pairs of a batch, and needs no padding; on one
-    graph it is plain attention, in O(N) memory unless pairs are dropped.
+    Edges are ignored: this is the baseline that shows what another mask adds. Nothing is learnt, so one head is used
+    for all. Softmax attention goes over the :math:`\sum_g n_g^2` pairs of a batch, without padding; on one graph it is
+    plain attention, in O(N) memory unless dropout acts on pairs.
 
     Args:
-        graph: The graph, or a batch of graphs, that the mask is on unless another is given.
+        graph: The default graph, or a batch of graphs.
 
     Example:
         >>> import topomask as tm
@@ -54,16 +55,14 @@ class AllPairsOperator(Operator):
         self._record, self._tiles = record, find_tiles(graph, self.device)
 
     def matmul(self, x: Tensor) -> Tensor:
-        """Sums over the graph of every node."""
+        """The sums over the graph of every node."""
         totals = sum_per_graph(x, self.key_groups, self.num_graphs)
         return spread_per_graph(totals, self.key_groups, self.num_queries).to(x.dtype)
 
-    def rmatmul(self, x: Tensor) -> Tensor:
-        """The same: M is symmetric."""
-        return self.matmul(x)
+    rmatmul = matmul  # M is symmetric
 
     def attend(self, phi_q: Tensor, phi_k: Tensor, v: Tensor) -> Tensor:
-        """Plain linear attention within every graph: the sums of a graph are those of its tiles."""
+        """Plain linear attention within every graph, with sums over its tiles."""
         tiles, batch = self._tiles, phi_q.shape[:-2]
         if tiles is None:
             return phi_q @ (phi_k.mT @ v)
@@ -72,27 +71,25 @@ class AllPairsOperator(Operator):
         return multiply_per_graph(tiles, phi_q, phi_k, v)
 
     def submatrix(self, query_nodes: Tensor | None, key_nodes: Tensor | None) -> Tensor:
-        """Ones where nodes are in the same graph."""
+        """Ones between nodes of the same graph."""
         groups = self.key_groups
         if groups is None:
             groups = torch.zeros(self.num_keys, dtype=torch.int64, device=self.device)
-        queries, keys = (
-            groups if nodes is None else groups[nodes.to(self.device)] for nodes in (query_nodes, key_nodes)
-        )
-        return (queries[:, None] == keys).to(self.dtype)[None]
+        queries, keys = (gather(groups[:, None], nodes) for nodes in (query_nodes, key_nodes))
+        return (queries == keys.mT).to(self.dtype)[None]
 
     def magnitude(self) -> AllPairsOperator:
         """The operator itself: nothing is negative."""
         return self
 
     def entries(self) -> Entries:
-        """Ones."""
-        pattern = find_block_pattern(self._record.sizes, self.num_keys, self._record.num_pairs)
+        """Ones between all nodes of the same graph."""
         ones = torch.ones(1, self._record.num_pairs, dtype=self.dtype, device=self.device)
+        pattern = find_block_pattern(self._record.sizes, self.num_keys, self._record.num_pairs)
         return Entries(pattern, ones, ones)
 
     def cost(self) -> Cost:
-        """An addition per node; every graph is attended to without a mask."""
+        """One addition per node; attention within a graph is unmasked."""
         pairs = self._record.num_pairs
         return Cost(product=self.num_keys, dense=0, pairs=pairs, max_pairs=pairs, rank=1)
 

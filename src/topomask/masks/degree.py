@@ -1,4 +1,4 @@
-"""A mask of the degrees of query and key."""
+"""Masks of node degrees."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from topomask.walks.modulation import table_per_head
 
 
 class DegreeMask(GraphMask):
-    r"""A mask of the degrees of query and key, of rank 2: O(N).
+    r"""A function of the degrees of query and key, of rank 2: O(N).
 
     .. math:: M_{ij} = \sin\bigl(\tfrac{\pi}{4}(z(d_i) + z(d_j))\bigr)
         = \sin a_i \cos a_j + \cos a_i \sin a_j, \qquad a_i = \tfrac{\pi}{4} z(d_i)
 
     for i and j in the same graph of a batch, and 0 otherwise. Every head learns its own :math:`z` in (0, 1), one number
-    per degree. Nothing is negative. Which nodes are close makes no difference: components of a graph see each other.
-    The degree :math:`d_i` is the number of edges that leave a node, whatever their weights, a self-loop counted once.
+    per degree. No entry is negative. Distances are ignored: components of a graph attend to each other. The degree
+    :math:`d_i` is the number of edges that leave a node, whatever their weights, with a self-loop counted once.
 
     Args:
-        graph: The graph.
+        graph: The default graph.
         num_heads: Heads; each has its own z.
-        max_degree: Nodes of this degree and of any larger one share one number.
-        z: Initial values, in (0, 1), [max_degree + 1] or [H, max_degree + 1]. Default: 1/2, as if there were no mask.
+        max_degree: Nodes of this degree or a larger one share one number.
+        z: Initial values in (0, 1), [max_degree + 1] or [H, max_degree + 1]. Default: 1/2, as without a mask.
 
     Example:
         >>> import torch, topomask as tm
@@ -55,12 +55,12 @@ class DegreeMask(GraphMask):
         z = torch.full((max_degree + 1,), 0.5) if z is None else z
         start = table_per_head("z", z, num_heads, max_degree + 1, f"max_degree + 1={max_degree + 1}", "degree from 0")
         if has_values(start) and not bool(((start > 0) & (start < 1)).all()):
-            raise ValueError(f"`z` must lie between 0 and 1, both excluded, but is {start.tolist()}.")
+            raise ValueError(f"`z` must lie strictly between 0 and 1, but is {start.tolist()}.")
         self.logits, self.max_degree = nn.Parameter(start.logit()), max_degree
         self._recipe = _Degrees(max_degree).shared()
 
     def z(self) -> Tensor:
-        """The number of every head and degree, in at least float32, [H, max_degree + 1]."""
+        """Return z of every head and degree, [H, max_degree + 1], in at least float32."""
         return self.logits.to(torch.promote_types(self.logits.dtype, torch.float32)).sigmoid()
 
     def _operator(self, graph: Graph, record: TensorRecord) -> LowRankOperator:
@@ -75,6 +75,6 @@ class _Degrees(Recipe):
     max_degree: int
 
     def make(self, graph: Graph, device: torch.device, dtype: torch.dtype) -> TensorRecord:  # noqa: ARG002
-        # A part of a graph keeps the degrees of the whole.
+        # A part of a graph keeps the degrees of the whole graph.
         degrees = graph.degrees.astype(np.int64) if graph._tensors.unit_weights else np.diff(graph.indptr)
         return TensorRecord(torch.tensor(np.minimum(degrees, self.max_degree)).to(device))

@@ -1,4 +1,4 @@
-"""A mask given as a matrix."""
+"""Masks given as a matrix."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from torch import Tensor, nn
 from topomask.graph import Graph
 from topomask.masks.mask import Mask
 from topomask.masks.operator import Cost, Operator, once
-from topomask.masks.submatrix import gather
+from topomask.masks.selected import gather
 
 
 class DenseMask(Mask):
     """A mask given as a matrix: O(N^2), for small graphs and comparisons.
 
     Args:
-        matrix: [N_q, N_k] or [H, N_q, N_k]. An ``nn.Parameter`` is learnt, any other tensor is a buffer.
+        matrix: [N_q, N_k] or [H, N_q, N_k]. An ``nn.Parameter`` is learnt, any other tensor becomes a buffer.
 
     Example:
         >>> import torch, topomask as tm
@@ -41,17 +41,12 @@ class DenseMask(Mask):
             self.register_buffer("matrix", matrix)
 
     def on(self, graph: Graph | None = None, walks: Any = None) -> Operator:
-        """The matrix as an operator."""
+        """Return the matrix as an operator."""
         return self._without_graph(lambda: DenseOperator(self, self.matrix), graph, walks)
 
 
 class DenseOperator(Operator):
-    """A matrix per head.
-
-    Args:
-        mask: The mask.
-        matrix: [N_q, N_k] or [H, N_q, N_k].
-    """
+    """A dense matrix per head, given as [N_q, N_k] or [H, N_q, N_k]."""
 
     def __init__(self, mask: Mask, matrix: Tensor) -> None:
         super().__init__(mask, num_tokens=matrix.shape[-2])
@@ -63,15 +58,15 @@ class DenseOperator(Operator):
 
     def matmul(self, x: Tensor) -> Tensor:
         """M x."""
-        return dense_product(self._matrix, x)
+        return self._multiply(self._matrix, x)
 
     def rmatmul(self, x: Tensor) -> Tensor:
         """M^T x."""
-        return dense_product(self._matrix.mT, x)
+        return self._multiply(self._matrix.mT, x)
 
-    def to_dense(self) -> Tensor:
-        """M itself."""
-        return self._matrix
+    def _multiply(self, matrix: Tensor, x: Tensor) -> Tensor:
+        dtype = torch.promote_types(matrix.dtype, x.dtype)
+        return (matrix.to(dtype) @ x.to(dtype)).to(x.dtype)
 
     def submatrix(self, query_nodes: Tensor | None, key_nodes: Tensor | None) -> Tensor:
         """Rows and columns of the matrix."""
@@ -84,11 +79,5 @@ class DenseOperator(Operator):
         return self._copy(_matrix=self._matrix.abs())
 
     def cost(self) -> Cost:
-        """Every entry of the matrix, which is given."""
+        """Every entry of the matrix for a product, and nothing for the matrix itself."""
         return Cost(product=self.num_heads * self.num_queries * self.num_keys, dense=0)
-
-
-def dense_product(matrix: Tensor, x: Tensor) -> Tensor:
-    """In at least float32, whatever the precision of x."""
-    dtype = torch.promote_types(matrix.dtype, x.dtype)
-    return (matrix.to(dtype) @ x.to(dtype)).to(x.dtype)

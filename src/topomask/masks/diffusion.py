@@ -1,4 +1,4 @@
-"""The heat kernel of a graph."""
+"""Diffusion (heat) kernels of graphs."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from topomask.ops.registration import has_values
 from topomask.walks.modulation import positive_per_head
 from topomask.walks.sample import check_sizes
 
-# Terms of a series of a usual time.
+# Terms of the series for a typical time.
 _TERMS = 16
-# Truncation error where a product is taken to be exact.
+# Truncation error of products that are treated as exact.
 _EXACT = torch.finfo(torch.float64).eps
 
 
@@ -39,27 +39,27 @@ class DiffusionMask(GraphMask):
 
     .. math:: M x = \sum_k (-1)^k p_k\,T_k(T/r - I)\,x, \qquad p_0 = e^{-z} I_0(z), \quad p_k = 2 e^{-z} I_k(z)
 
-    where :math:`T_k` are Chebyshev polynomials and :math:`I_k` Bessel functions: O(K E) for K terms, and three vectors
-    of memory, also for the gradient, since :math:`\partial_\lambda M = -T M`. K follows :math:`\lambda`, about
-    :math:`\sqrt{2 z \log(2/\text{tolerance})}` for large z; it is found from the value at every product, also inside
-    ``torch.compile``. The exponential of a Laplacian stays below 1. That of -A grows like :math:`e^{\lambda \rho(A)}`;
-    it is computed with :math:`\rho(A)` added to the diagonal, per connected component, and refused, with the numbers,
-    beyond :math:`e^{80}`.
+    where :math:`T_k` are Chebyshev polynomials and :math:`I_k` Bessel functions: O(K E) for K terms. It takes three
+    vectors of memory, even for the gradient, since :math:`\partial_\lambda M = -T M`. K depends on :math:`\lambda`, and
+    is about :math:`\sqrt{2 z \log(2/\text{tolerance})}` for large z; it is computed in every product, even inside
+    ``torch.compile``. The exponential of a Laplacian stays below 1. That of -A grows like :math:`e^{\lambda \rho(A)}`:
+    it is computed with :math:`\rho(A)` added to the diagonal, per connected component, and raises beyond
+    :math:`e^{80}`.
 
-    The graph must be undirected: only then is T symmetric. Degrees are sums of absolute weights, and a self-loop counts
-    once. An isolated node has :math:`T_{ii} = 0` and :math:`M_{ii} = 1`, also for the normalised Laplacian, as SciPy
-    and NetworkX have it; I - W, which :mod:`topomask.series` is about, would have :math:`T_{ii} = 1` there.
+    The graph must be undirected, so that T is symmetric. Degrees are sums of absolute weights, and a self-loop counts
+    once. An isolated node has :math:`T_{ii} = 0` and :math:`M_{ii} = 1`, also for the normalised Laplacian, as in SciPy
+    and NetworkX; the matrix I - W of :mod:`topomask.series` has :math:`T_{ii} = 1` there.
 
-    Where no weight is negative no entry of M is. On signed graphs ``magnitude()`` is the kernel of the absolute
-    weights, :math:`\exp(-\lambda(D - |A|))`, say, which dominates :math:`|M|`.
+    If no weight is negative, neither is any entry of M. On signed graphs, ``magnitude()`` is the kernel of the absolute
+    weights, such as :math:`\exp(-\lambda(D - |A|))`, which dominates :math:`|M|`.
 
     Args:
-        graph: The graph that the mask is on unless another is given.
+        graph: The default graph.
         operator: T, ``"laplacian"``, ``"normalized_laplacian"`` or ``"negated_adjacency"``.
         time: Initial :math:`\lambda > 0`, a number or one per head. Its logarithm is learnt.
         num_heads: Heads; each has its own time.
-        tolerance: Error at most that truncating the series makes in a product, relative to :math:`\lVert x \rVert_2`,
-            for the negated adjacency times :math:`e^{\lambda \rho(A)}`. Default: the machine epsilon of the arithmetic.
+        tolerance: Largest error of a product from truncating the series, relative to :math:`\lVert x \rVert_2`, or to
+            :math:`e^{\lambda \rho(A)} \lVert x \rVert_2` for the negated adjacency. Default: machine epsilon.
 
     Example:
         >>> import torch, topomask as tm
@@ -70,6 +70,8 @@ class DiffusionMask(GraphMask):
     References:
         Kondor and Lafferty (2002), Diffusion kernels on graphs. Choromanski et al. (2022), GKAT.
     """
+
+    _shown = ("num_heads", "operator")
 
     def __init__(
         self,
@@ -93,7 +95,7 @@ class DiffusionMask(GraphMask):
             self._record(graph)
 
     def time(self) -> Tensor:
-        r"""The diffusion time :math:`\lambda`, [H]."""
+        r"""Return the diffusion time :math:`\lambda`, [H]."""
         return self.log_time.to(torch.promote_types(self.log_time.dtype, torch.float32)).exp()
 
     def _operator(self, graph: Graph, record: _Heat) -> DiffusionOperator:
@@ -102,25 +104,25 @@ class DiffusionMask(GraphMask):
     def by_walks(
         self, num_walks: int = 20, max_length: int | None = None, *, symmetric: bool = True, **options: Any
     ) -> WalkMask:
-        r"""The same kernel by graph random features: O(N) per product whatever the time, at the price of variance.
+        r"""Return the same kernel by graph random features: O(N) per product for any time, at the price of variance.
 
         .. math:: \exp(-\lambda T) = e^{-\lambda s} e^{\lambda s W}, \qquad f_k = e^{-\lambda s/2} (\lambda s/2)^k / k!
 
         where T = s (I - W). For the normalised Laplacian, s = 1 and W is the ``"sym"`` adjacency; isolated nodes get a
         self-loop. For the Laplacian, s is the largest degree (uniformisation): W = (A + s - D)/s is the adjacency of
-        the same graph with self-loops that bring every degree to s. The result is on the graph with these self-loops.
-        For the negated adjacency, :math:`e^{\lambda A}`, W = A and there is no factor in front. The estimate is
-        unbiased but for walks longer than ``max_length``, which it leaves out; a large s needs long walks.
+        the same graph with self-loops that bring every degree to s, and the returned mask is on that graph. For the
+        negated adjacency, :math:`e^{\lambda A}`, W = A and there is no factor in front. The estimate is unbiased except
+        for walks longer than ``max_length``, which are left out; a large s needs long walks.
 
         Args:
             num_walks: Walkers per node, head and ensemble.
-            max_length: Longest walk. Default: such that what is left out has norm 1e-3 at most, relative to the bound
+            max_length: Longest walk. Default: such that what is left out has norm at most 1e-3, relative to the bound
                 :math:`e^{\lambda \rho(A)}` for the negated adjacency and to 1 for Laplacians.
             symmetric: Whether keys walk too. Otherwise :math:`f_k = e^{-\lambda s} (\lambda s)^k / k!`.
-            **options: Of :class:`topomask.WalkMask`, such as ``seed``, ``coupling`` and ``halt_prob``.
+            **options: Other arguments of :class:`topomask.WalkMask`, such as ``seed``, ``coupling`` and ``halt_prob``.
 
         Returns:
-            A mask that starts at this kernel, with an f of its own to learn.
+            A mask that starts as this kernel, with its own learnable f.
 
         Example:
             >>> import topomask as tm
@@ -136,7 +138,7 @@ class DiffusionMask(GraphMask):
             max_length = _count_steps(most, 1e-3 / (2 if symmetric else 1))
         check_sizes(num_walks, max_length, self.num_heads)
         lengths = torch.arange(max_length + 1, dtype=torch.float64, device="cpu")
-        # As logarithms: the factor exp(-rate) may underflow where the product does not.
+        # In logarithms: the factor exp(-rate) may underflow although the product does not.
         powers = torch.special.xlogy(lengths, rates[:, None]) - torch.lgamma(lengths + 1.0)
         f = (powers if negated else powers - rates[:, None]).exp().to(self.log_time)
         return WalkMask(
@@ -150,13 +152,9 @@ class DiffusionMask(GraphMask):
             **options,
         )
 
-    def extra_repr(self) -> str:
-        """Shown when the module is printed."""
-        return f"{super().extra_repr()}, operator={self.operator!r}"
-
 
 class DiffusionOperator(BlockOperator):
-    """The exponential of a symmetric matrix per head, by its action."""
+    """The exponential of a symmetric matrix per head, known by its products."""
 
     def __init__(self, mask: DiffusionMask, graph: Graph, record: _Heat) -> None:
         super().__init__(mask, graph, record.blocks)
@@ -165,12 +163,12 @@ class DiffusionOperator(BlockOperator):
 
     @property
     def num_terms(self) -> list[int]:
-        """Terms of the series per head, for products in float32 where there is no other tolerance."""
+        """Terms of the series per head; without a tolerance, for products in float32."""
         return self._count_terms(self._tolerance_in(torch.float32))
 
     def _count_terms(self, tolerance: float) -> list[int]:
         if not has_values(self._times):
-            # For estimates of cost alone, where times are not known.
+            # Times are unknown, and this is only an estimate of the cost.
             return [_TERMS] * self.num_heads
         return self._once(
             ("terms", tolerance),
@@ -181,10 +179,10 @@ class DiffusionOperator(BlockOperator):
         return torch.finfo(dtype).eps if self._tolerance is None else self._tolerance
 
     def _act(self, x: Tensor, tolerance: float) -> Tensor:
-        """M x in the precision of x."""
+        """Return M x in the precision of x."""
         matrix = self._matrix
         first = -2 if self.num_heads == 1 else -3
-        moved = x.movedim(tuple(range(first, -1)), tuple(range(-1 - first)))  # heads and nodes, or nodes, come first
+        moved = x.movedim(tuple(range(first, -1)), tuple(range(-1 - first)))  # heads and nodes, or nodes, in front
         rest = moved.shape[-1 - first :]
         flat = moved.reshape(self.num_heads, self.num_keys, rest.numel())
         values = self._values.to(x.dtype)
@@ -194,7 +192,7 @@ class DiffusionOperator(BlockOperator):
         return out.reshape(moved.shape).movedim(tuple(range(-1 - first)), tuple(range(first, -1)))
 
     def _growth(self, times: Tensor, dtype: torch.dtype) -> Tensor:
-        """What the shift of the matrix takes away from M, [H, N, 1]; [H, 1, 1] where it is the same everywhere."""
+        """Return the factor that undoes the shift of the matrix, [H, N, 1]; [H, 1, 1] if it is the same everywhere."""
         shift = self._matrix.shift if self._matrix.num_components > 1 else self._matrix.shift[:1]
         return (times.to(dtype)[:, None, None] * shift.to(dtype)[:, None]).exp()
 
@@ -203,31 +201,28 @@ class DiffusionOperator(BlockOperator):
         dtype = torch.promote_types(x.dtype, torch.float32)
         return self._act(x.to(dtype), self._tolerance_in(dtype)).to(x.dtype)
 
-    def rmatmul(self, x: Tensor) -> Tensor:
-        """The same: M is symmetric."""
-        return self.matmul(x)
+    rmatmul = matmul  # M is symmetric
 
     def to_dense(self) -> Tensor:
-        """M, [H, N, N], to double precision whatever that of the parameters; entries below its errors are 0."""
+        """M, [H, N, N], computed in float64; entries within its rounding error are 0."""
         return self._exact(torch.eye(self.num_keys, dtype=torch.float64, device=self.device))
 
     def _exact(self, x: Tensor) -> Tensor:
         dense = self._act(x.expand(self.num_heads, -1, -1), _EXACT)
-        # Without those a nonnegative operator is nonnegative.
+        # Without these, a nonnegative operator stays nonnegative.
         return dense.masked_fill(dense.detach().abs() <= self._rounding(), 0.0).to(self.dtype)
 
     def _block_values(self) -> Tensor:
         return gather_blocks(self._blocks, self._exact)
 
     def product_noise(self, x: Tensor) -> Tensor:
-        """The error of a product, [..., H, N, C], measured: see :meth:`Operator.product_noise`.
+        """The measured error of a product, [..., H, N, C]; see :meth:`Operator.product_noise`.
 
-        Its size is that of the largest difference from the product in double precision in the connected component of an
-        entry: relative to the norm of x there, and of all columns, since one column may be lucky; at least that of
-        rounding the largest number; four times that, since attention may add up in another order; and a bound on the
-        error in double precision. Errors do not cross from one component to another: there, 0 comes out as 0. A bound
-        on the error of the product itself would have to let the errors of all nodes conspire, and would be more than
-        what a query of a large graph attends to.
+        It is the largest difference from the product in float64 within the connected component of an entry, relative
+        to the norm of x there and over all columns, since one column may be lucky, but at least the rounding error of
+        the largest number. This is multiplied by four, since attention may add in another order, and a bound on the
+        error in float64 is added. Errors do not cross components: there, 0 is computed as 0. A worst-case bound would
+        assume that the errors of all nodes add up, and would exceed what a query of a large graph attends to.
         """
         with torch.no_grad():
             exact, dtype = x.detach().double(), torch.promote_types(x.dtype, torch.float32)
@@ -242,7 +237,7 @@ class DiffusionOperator(BlockOperator):
             return noise.to(dtype)
 
     def _over_components(self, x: Tensor, reduce: str) -> Tensor:
-        """Sums or largest numbers over the connected component of every node, [..., N, C]; [..., 1, C] for one."""
+        """Return sums or maxima over the connected component of every node, [..., N, C]; [..., 1, C] for one."""
         if self._matrix.num_components == 1:
             return x.sum(dim=-2, keepdim=True) if reduce == "sum" else x.amax(dim=-2, keepdim=True)
         places = self._matrix.component[:, None].expand_as(x)
@@ -250,14 +245,14 @@ class DiffusionOperator(BlockOperator):
         return zeros.scatter_reduce(-2, places, x, reduce).index_select(-2, self._matrix.component)
 
     def _rounding(self) -> Tensor:
-        r"""A bound on the rounding errors in double precision, relative to the norm of x, [H, N, 1] or [H, 1, 1].
+        r"""A bound on the rounding errors in float64, relative to the norm of x, [H, N, 1] or [H, 1, 1].
 
         .. math:: \epsilon \sqrt{w}\,(z + 3\sqrt z + 2)
 
-        An error that is made in one step of the recurrence is multiplied by a Chebyshev polynomial of the second kind,
-        at most by k + 1 after k steps; so terms count like
-        :math:`\sum_k p_k (k+1)(k+2)/2 \le (z + 3\sqrt z + 2)/2`, since the law p has second moment z. One step sums w
-        products per entry at most. Their rounding errors are taken for independent, which gives the root of w.
+        An error in one step of the recurrence is multiplied by a Chebyshev polynomial of the second kind, at most by
+        k + 1 after k steps, so terms contribute :math:`\sum_k p_k (k+1)(k+2)/2 \le (z + 3\sqrt z + 2)/2`, since the
+        distribution p has second moment z. One step sums at most w products per entry. Their rounding errors are
+        assumed to be independent, hence the root of w.
         """
         times = self._times.detach().double()
         z = (times * self._matrix.bounds[0])[:, None, None]
@@ -265,15 +260,15 @@ class DiffusionOperator(BlockOperator):
         return _EXACT * relative * self._growth(times, torch.float64)
 
     def magnitude(self) -> DiffusionOperator:
-        """The kernel of the absolute weights; the operator itself where no weight is negative."""
+        """The kernel of the absolute weights; the operator itself if no weight is negative."""
         absolute = self._matrix.absolute
         return self if self._values is absolute else self._once("magnitude", lambda: self._copy(_values=absolute))
 
     def cost(self) -> Cost:
-        """Entries of T and two more operations per node, times the terms, over all heads."""
+        """The entries of T plus two operations per node, times the number of terms over all heads."""
         step = len(self._values) + 2 * self.num_keys
         product = sum(self.num_terms) * step
-        # A multiply-add of a product takes a twentieth of what an entry takes that is formed of walks.
+        # A multiply-add of a product costs a twentieth of one that computes an entry from walks.
         columns = 1 if self._num_entries is None else max(1, self._blocks.largest // 20)
         return Cost(
             product,
@@ -285,7 +280,7 @@ class DiffusionOperator(BlockOperator):
 
 
 def _count_steps(rate: float, tolerance: float) -> int:
-    """The length that a Poisson variable exceeds with probability ``tolerance`` at most."""
+    """Return the length that a Poisson variable exceeds with probability at most ``tolerance``."""
     lengths = np.arange(int(rate + 10.0 * math.sqrt(rate)) + 20)
     return int(np.argmax(pdtrc(lengths, rate) <= tolerance))
 
@@ -304,8 +299,7 @@ class _HeatRecipe(Recipe):
     def make(self, graph: Graph, device: torch.device, dtype: torch.dtype) -> _Heat:  # noqa: ARG002
         if graph.directed:
             raise ValueError(
-                "`graph` is directed, but a diffusion needs a symmetric operator: its series converges on real "
-                "eigenvalues only. Build the graph undirected, or take PowerSeriesMask(graph, series.heat(order)), "
-                "which holds for any graph."
+                "`graph` must be undirected, but is directed: the series of DiffusionMask converges for symmetric "
+                "matrices only. Build the graph with directed=False, or use PowerSeriesMask(graph, series.heat(order))."
             )
         return _Heat(scale_matrix(graph, self.matrix).to(device), self.blocks.find(graph, device))

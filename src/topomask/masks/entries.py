@@ -1,15 +1,20 @@
-"""The entries of a sparse operator, and what is done with them."""
+"""The entries of sparse operators, and attention over them."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
+from topomask.ops import segments
 from topomask.ops.pair_attention import pair_attention
 from topomask.ops.quotient import Attended, to_precision
 from topomask.ops.sparse_heads import join_heads
 from topomask.ops.sparse_product import Pattern
+
+# Length, if it is known in advance, and dtype of a result of a derivation.
+Shape = tuple[int | None, torch.dtype]
 
 
 class Entries(NamedTuple):
@@ -21,32 +26,28 @@ class Entries(NamedTuple):
 
     pattern: Pattern
     values: Tensor  # [V, P]
-    magnitudes: Tensor  # [V, P], the entries of `magnitude()`; the same tensor as `values` where they are equal
+    magnitudes: Tensor  # [V, P], the entries of `magnitude()`; the same tensor as `values` if they are equal
 
 
 class PairSums(NamedTuple):
     """What attention sums over pairs of query and key."""
 
-    softmax: bool = False  # exponentials of scores, or scores
-    magnitudes: bool = False  # whether the normaliser takes the magnitude of the mask
-    absolute: bool = False  # whether it takes absolute features
+    softmax: bool = False  # exponentials of scores instead of scores
+    magnitudes: bool = False  # whether the normaliser uses the magnitude of the mask
+    absolute: bool = False  # whether it uses absolute features
     normalize: bool = True
+
+
+def pattern_shapes(rows: int, columns: int, count: int | None = None, order: torch.dtype = torch.int32) -> list[Shape]:
+    """Return the shapes of the tensors of a pattern with ``count`` entries, whose indices have type ``order``."""
+    kind = segments.index_type(max(rows, columns) + 1)
+    return [(rows + 1, torch.int64), (count, kind), (columns + 1, torch.int64), (count, kind), (count, order)]
 
 
 def attend_entries(
     entries: Entries, num_heads: int, q: Tensor, k: Tensor, v: Tensor, sums: PairSums, is_key: Tensor | None
 ) -> Attended:
-    """Attention [B, H, N_q, D] over the entries of an operator, and its normaliser.
-
-    Args:
-        entries: The entries.
-        num_heads: Heads of the operator.
-        q: Queries, or their features, [B, H, N_q, M].
-        k: Keys, or their features, [B, H, N_k, M].
-        v: Values, [B, H, N_k, D].
-        sums: What is summed.
-        is_key: Which keys count in softmax attention, [B, H, N_k]. Default: all.
-    """
+    """Return attention [B, H, N_q, D] over the entries of an operator; see :meth:`topomask.Operator.attend_pairs`."""
     pattern, values, magnitudes = entries
     separate = None if magnitudes is values or not sums.magnitudes else to_precision(magnitudes, v.dtype)
     shape = (*q.shape[:3], v.shape[-1])

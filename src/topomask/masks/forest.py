@@ -1,9 +1,9 @@
-"""Masks of distances on trees."""
+"""Masks of distances in trees."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import numpy as np
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from topomask.graph import Graph
-from topomask.graph.input import check_integer
+from topomask.graph.input import check_integer, not_a_graph
 from topomask.graph.records import Recipe, Record
 from topomask.masks.mask import GraphMask
 from topomask.masks.operator import Cost, Operator
@@ -23,37 +23,37 @@ from topomask.ops.registration import has_values
 from topomask.ops.rooted_forest import RootedForest, diameter, distances, root_forest
 from topomask.walks.modulation import table_per_head
 
-# exp of more than this, times a sum, does not fit in float32.
+# exp of more than this, times a sum, overflows float32.
 MAX_GROWTH = 80.0
-# Distances per node that a table may have: their convolutions would take longer than all else.
+# A table may have at most this many distances per node: with more, convolutions would dominate the time.
 MAX_DISTANCES_PER_NODE = 64
 # Rounding errors of a transform, in units of the last place, per log2 of its size.
 _NOISE = 1.0
-# Multiply-adds, at the rate of sparse products, per node: of the two passes, and of one level of cuts.
+# Multiply-adds per node, at the rate of sparse products: of the two passes, and of one level of cuts.
 _PASS_COST, _LEVEL_COST = 6, 4
 
 
 class ForestMask(GraphMask):
-    r"""A function of the distance on a tree, or on the trees of a forest: no pairs of nodes are ever formed.
+    r"""A function of the distance in a tree, or in the trees of a forest, that never forms pairs of nodes.
 
     .. math:: M_{ij} = f(\mathrm{dist}(i, j)), \qquad f(d) = \sum_r c_r\,e^{a_r d} \quad\text{or any table}
 
-    and 0 between different trees. Exponentials take O(N) for any lengths of edges, by one pass from the leaves to the
-    roots and one back. A table takes O(N log^2 N): the forest is cut in two again and again, and sums over distances to
-    the cut are convolutions. With whole-numbered lengths up to a diameter D a table takes
-    :math:`O(N \sqrt{D \log D} \log N)` at worst, and O((N + D log D) log N) where long edges are few.
+    and 0 between different trees. Exponentials take O(N) for any edge lengths, with one pass from the leaves to the
+    roots and one back. A table takes O(N log^2 N): the forest is cut in two recursively, and sums over distances to the
+    cut are convolutions. With integer lengths up to a diameter D, a table takes
+    :math:`O(N \sqrt{D \log D} \log N)` in the worst case, and O((N + D log D) log N) if long edges are few.
 
     Args:
         graph: An undirected graph without cycles. See :meth:`from_graph` for others.
         num_heads: Heads; each has its own f.
         num_terms: Exponentials R. One term is :math:`e^{a d + b}`, always positive; several have coefficients of any
             sign.
-        rate: Rates :math:`-a_r` to start from, a number, [R] or [H, R]. Default: 1, 1/2, 1/4, ...
-        table: f to start from instead, at the distances 0, 1, ..., [K] or [H, K]. Larger distances count 0.
-        weighted: Take the weights of the graph as lengths of edges; for a table, they must be whole numbers.
-            Otherwise every edge has length 1.
-        growing: Learn rates of any sign. Otherwise :math:`a_r < 0` is learnt through :math:`\log(-a_r)`. Refused where
-            a times the diameter exceeds 80, which float32 does not hold.
+        rate: Initial rates :math:`-a_r`: a number, [R] or [H, R]. Default: 1, 1/2, 1/4, ...
+        table: Initial f as a table instead, at the distances 0, 1, ..., [K] or [H, K]; 0 at larger distances.
+        weighted: Use the weights of the graph as lengths of edges; for a table, they must be integers. Otherwise every
+            edge has length 1.
+        growing: Learn rates of any sign. Otherwise :math:`a_r < 0`, and :math:`\log(-a_r)` is learnt. Raises if a times
+            the diameter exceeds 80, since float32 would overflow.
 
     Example:
         >>> import torch, topomask as tm
@@ -63,8 +63,8 @@ class ForestMask(GraphMask):
                  [0.2500, 0.5000, 1.0000]]], grad_fn=<...>)
 
     References:
-        Choromanski et al. (2022). Lengths are whole numbers, or f is a sum of exponentials: for any f of N distinct
-        real distances there is nothing to share between pairs.
+        Choromanski et al. (2022). Lengths are integers, or f is a sum of exponentials: an arbitrary f of N distinct
+        real distances takes quadratic time.
     """
 
     def __init__(
@@ -81,14 +81,15 @@ class ForestMask(GraphMask):
         check_integer("num_heads", num_heads, 1)
         check_integer("num_terms", num_terms, 1)
         if table is not None and (rate is not None or num_terms > 1 or growing):
-            raise ValueError("`table` is f itself. Leave out `rate`, `num_terms` and `growing`: they are exponentials.")
+            raise ValueError("`table` replaces the exponentials. Leave out `rate`, `num_terms` and `growing`.")
         super().__init__(graph, num_heads)
         self.num_terms, self.weighted, self.growing = num_terms, weighted, growing
         self.table: nn.Parameter | None = None
         if table is not None:
-            size = torch.as_tensor(table).shape[-1] if torch.as_tensor(table).ndim else 0
+            table = torch.as_tensor(table)
+            size = table.shape[-1] if table.ndim else 0
             check_integer("table.shape[-1]", size, 1)
-            self.table = nn.Parameter(table_per_head("table", table, num_heads, size, str(size), "distance from 0 on"))
+            self.table = nn.Parameter(table_per_head("table", table, num_heads, size, str(size), "distance from 0"))
         else:
             self._start_terms(rate)
         self._recipe = _ForestRecipe(weighted, cut=table is not None).shared()
@@ -110,49 +111,43 @@ class ForestMask(GraphMask):
 
     @classmethod
     def from_graph(cls, graph: Graph, num_heads: int = 1, **options: Any) -> Self:
-        """The mask on a minimum spanning forest of a graph, by its weights.
+        """Return the mask on a minimum spanning forest of a graph.
 
         Args:
             graph: An undirected graph with positive weights.
             num_heads: Heads.
             **options: Other arguments of :class:`ForestMask`.
         """
+        if not isinstance(graph, Graph):
+            raise not_a_graph(graph)
         if graph.directed or graph.signed:
             raise ValueError(
-                f"A minimum spanning forest is taken of an undirected graph with positive weights, but this one is "
-                f"{'directed' if graph.directed else 'signed'}."
+                f"A minimum spanning forest needs an undirected graph with positive weights, but this one is "
+                f"{'directed' if graph.directed else 'signed'}. Build it with directed=False and absolute weights."
             )
         tree = minimum_spanning_tree(graph.to_scipy())
         both = (tree + tree.T).tocsr()
         both.sort_indices()
-        forest = Graph(
-            indptr=both.indptr.astype(np.int64),
-            indices=both.indices.astype(np.int64),
-            weights=both.data,
-            directed=False,
-            ids=graph.ids,
-            degrees=np.asarray(both.sum(axis=1)).ravel(),
-            graph_index=graph.graph_index,
-            num_graphs=graph.num_graphs,
-        )
+        indptr, indices = both.indptr.astype(np.int64), both.indices.astype(np.int64)
+        degrees = np.asarray(both.sum(axis=1)).ravel()
+        forest = replace(graph, indptr=indptr, indices=indices, weights=both.data, degrees=degrees, parts=())
         return cls(forest, num_heads, **options)
 
     def _check_growth(self, record: _Forest) -> None:
-        """A ValueError where entries would overflow."""
+        """Raise if entries would overflow."""
         if self.table is not None or not has_values(self.rates):
             return
         rate = max(0.0, float(-self.rates.detach().amin())) if self.growing else 0.0
         offset = float(self.offset.detach().amax()) if self.num_terms == 1 else 0.0
-        diameter = record.diameter
-        most = rate * diameter + offset
+        most = rate * record.diameter + offset
         if most > MAX_GROWTH:
             raise ValueError(
-                f"The largest rate of growth, {rate:.4g}, times the diameter, {diameter:g}, and the offset, "
-                f"{offset:.4g}, give {most:.4g}, and exp of more than {MAX_GROWTH:g} overflows. Use smaller ones."
+                f"The largest growth rate, {rate:.4g}, times the diameter, {record.diameter:g}, plus the offset, "
+                f"{offset:.4g}, is {most:.4g}, and exp of more than {MAX_GROWTH:g} overflows. Use smaller ones."
             )
 
     def _function(self) -> tuple[Tensor | None, Tensor]:
-        """Exponents and coefficients, [H, R] each, or None and the table, [H, K]; in at least float32."""
+        """Return exponents and coefficients, [H, R] each, or None and the table, [H, K], in at least float32."""
         dtype, _ = self.kind
         if self.table is not None:
             return None, self.table.to(dtype)
@@ -161,7 +156,7 @@ class ForestMask(GraphMask):
         return -(rates if self.growing else rates.exp()), coefficients
 
     def f(self, distance: Tensor) -> Tensor:
-        """The function f of every head, [H, ...], at some distances; whole numbers for a table."""
+        """Return f of every head, [H, ...], at the given distances, which must be integers for a table."""
         return _evaluate(*self._function(), distance)
 
     def _operator(self, graph: Graph, record: _Forest) -> ForestOperator:
@@ -169,20 +164,15 @@ class ForestMask(GraphMask):
         return ForestOperator(self, graph, record, *self._function())
 
     def extra_repr(self) -> str:
-        """Shown when the module is printed."""
+        """Settings shown when the module is printed."""
         kind = f"num_terms={self.num_terms}" if self.table is None else f"table={self.table.shape[1]}"
         return f"{super().extra_repr()}, {kind}, weighted={self.weighted}"
 
 
 class ForestOperator(Operator):
-    """A function of the distances between the nodes of every tree.
+    """A function of the distances within every tree.
 
-    Args:
-        mask: The mask.
-        graph: The forest.
-        record: The forest as it is rooted and cut.
-        exponents: Exponents of the function, [H, R]; None for a table.
-        weights: Coefficients, [H, R], or the table, [H, K].
+    ``exponents`` are [H, R], and ``weights`` the coefficients, [H, R]; or None and the table, [H, K].
     """
 
     def __init__(
@@ -196,7 +186,7 @@ class ForestOperator(Operator):
             self._weights = F.pad(weights, (0, max(0, size - weights.shape[1])))[:, :size]
 
     def matmul(self, x: Tensor) -> Tensor:
-        """Sums over trees, of x as [G, heads of the mask, N, C]."""
+        """Sums over trees, with x as [G, heads of the mask, N, C]."""
         record, exponents, weights = self._record, self._exponents, self._weights
         fine = x.to(torch.promote_types(x.dtype, weights.dtype))
         folded = fine.reshape(math.prod(x.shape[:-2]) // self.num_heads, self.num_heads, *x.shape[-2:])
@@ -208,17 +198,15 @@ class ForestOperator(Operator):
             out = forest_sums(record.forest, logs, weights, folded, growing=self._growing)
         return out.reshape(x.shape).to(x.dtype)
 
-    def rmatmul(self, x: Tensor) -> Tensor:
-        """The same: M is symmetric."""
-        return self.matmul(x)
+    rmatmul = matmul  # M is symmetric
 
     def product_noise(self, x: Tensor) -> Tensor | None:
-        r"""A bound on the rounding error where long trees go through transforms, [..., H, N, C]; None elsewhere.
+        r"""A bound on the rounding error of transforms in long trees, [..., H, N, C]; None without transforms.
 
         .. math:: c\,\epsilon\,\log_2 P\;\lVert f \rVert_2\,\lVert x \rVert_2
 
-        over the tree of a node, times the root of the number of levels of cuts that are transformed, whose errors are
-        taken for independent. P bounds the size of a transform.
+        over the tree of a node, times the root of the number of transformed levels of cuts, whose errors are assumed to
+        be independent. P bounds the size of a transform.
         """
         record = self._record
         if not record.noisy_levels:
@@ -228,8 +216,7 @@ class ForestOperator(Operator):
         squares = x.detach().to(dtype).square()
         total = torch.zeros_like(squares).index_add(-2, record.trees, squares)[..., record.trees, :]
         scale = _NOISE * (1.0 + math.log2(2 * self._weights.shape[1])) * record.noisy_levels**0.5
-        scale *= torch.finfo(dtype).eps
-        return scale * norm.to(dtype) * total.sqrt()
+        return scale * torch.finfo(dtype).eps * norm.to(dtype) * total.sqrt()
 
     def to_dense(self) -> Tensor:
         """M, [H, N, N]."""
@@ -238,13 +225,12 @@ class ForestOperator(Operator):
 
     def magnitude(self) -> ForestOperator:
         """Absolute values of the table or of the coefficients; the operator itself for one exponential."""
-        return self if self._positive else self._once("magnitude", self._absolute)
-
-    def _absolute(self) -> ForestOperator:
-        return self._copy(_weights=self._weights.abs(), _positive=True)
+        if self._positive:
+            return self
+        return self._once("magnitude", lambda: self._copy(_weights=self._weights.abs(), _positive=True))
 
     def cost(self) -> Cost:
-        """Passes over the nodes, two per exponential or one per level of cuts; distances between all nodes."""
+        """Passes over the nodes, two per exponential or one per level of cuts; all distances for a dense matrix."""
         passes = _PASS_COST * self._weights.shape[1] * self.num_keys
         return Cost(
             product=self.num_heads * (self._record.work if self._exponents is None else passes),
@@ -259,9 +245,9 @@ class _Forest(Record):
     lengths: Tensor  # of the edge to the parent of every place, [N], float64
     trees: Tensor  # the tree of every node, [N]
     diameter: float
-    # Whole distances from 0 to the diameter: a number that compiled code takes for a size.
+    # Integer distances from 0 to the diameter: a number that compiled code treats as a size.
     num_distances: int
-    # For tables: the cuts, levels of cuts that are transformed, and multiply-adds of a product.
+    # For tables: the cuts, the number of transformed levels, and multiply-adds of a product.
     cuts: Decomposition | None
     noisy_levels: int
     work: int
@@ -290,11 +276,8 @@ class _ForestRecipe(Recipe):
         longest = diameter(forest, lengths)
         trees = torch.empty_like(forest.trees).scatter(0, forest.nodes.long(), forest.trees).long()
         cuts = self._cuts(graph, longest) if self.cut else None
-        levels, work = (0, 0) if cuts is None else (count_transformed_levels(cuts), _count_work(cuts))
-        cuts = None if cuts is None else cuts.to(device)
-        return _Forest(
-            forest.to(device), lengths.to(device), trees.to(device), longest, int(longest) + 1, cuts, levels, work
-        )
+        table = (None, 0, 0) if cuts is None else (cuts.to(device), count_transformed_levels(cuts), _count_work(cuts))
+        return _Forest(forest.to(device), lengths.to(device), trees.to(device), longest, int(longest) + 1, *table)
 
     def _cuts(self, graph: Graph, longest: float) -> Decomposition:
         if not self.weighted:
@@ -303,13 +286,13 @@ class _ForestRecipe(Recipe):
         odd = np.flatnonzero(graph.weights != whole)
         if len(odd):
             raise ValueError(
-                f"A table needs lengths that are whole numbers, but there is an edge of length "
-                f"{graph.weights[odd[0]]:g}. Round them, or use exponentials (num_terms), which take any lengths."
+                f"A table needs integer lengths of edges, but there is an edge of length {graph.weights[odd[0]]:g}. "
+                "Round them, or use exponentials (num_terms), which allow any lengths."
             )
         if longest > MAX_DISTANCES_PER_NODE * max(1, graph.num_nodes):
             raise ValueError(
                 f"The diameter {longest:g} is more than {MAX_DISTANCES_PER_NODE} times the {graph.num_nodes} "
-                "nodes. Divide the lengths by a common factor, or use exponentials (num_terms), which take any lengths."
+                "nodes. Divide the lengths by a common factor, or use exponentials (num_terms) instead of a table."
             )
         return decompose(graph.indptr, graph.indices, whole.astype(np.int64))
 
@@ -321,7 +304,7 @@ def _count_work(cuts: Decomposition) -> int:
 
 
 def _evaluate(exponents: Tensor | None, weights: Tensor, distance: Tensor) -> Tensor:
-    """A sum of exponentials, or a table that is 0 beyond its end, at some distances, [H, ...]."""
+    """Evaluate a sum of exponentials, or a table that is 0 beyond its end, at some distances, [H, ...]."""
     if exponents is None:
         return F.pad(weights, (0, 1))[:, distance.long().clamp(max=weights.shape[1])]
     exponents, weights = (x.reshape(*x.shape, *[1] * distance.ndim) for x in (exponents, weights))

@@ -25,18 +25,18 @@ class ScaledMatrix:
 
     pattern: Pattern  # where B has entries, [N, N]
     entries: Tensor  # [P], float64: a product takes them in its own precision
-    absolute: Tensor  # [P], the entries of B for the graph of absolute weights; the same tensor where none is negative
+    absolute: Tensor  # [P], the entries of B for the absolute weights; the same tensor if none is negative
     radius: float
     shift: Tensor  # [N], constant in a connected component, so that it commutes with T; not negative
     growth: float  # the largest shift: exp(-t T) may be as large as exp(t growth)
-    bounds: Tensor  # [2], the radius and the growth again, on the CPU: inputs of compiled code, which serves any graph
-    grows: bool  # whether the growth is more than 0
+    bounds: Tensor  # [2], radius and growth on the CPU: inputs of compiled code, which then works on any graph
+    grows: bool  # whether the growth is positive
     component: Tensor  # [N], the connected component of every node
     num_components: int
-    longest_row: Tensor  # [], entries of a row of B at most, float64
+    longest_row: Tensor  # [], the most entries in a row of B, float64
 
     def to(self, device: torch.device) -> ScaledMatrix:
-        """The same on another device."""
+        """Return the matrix on another device."""
         entries = self.entries.to(device)
         return replace(
             self,
@@ -50,7 +50,7 @@ class ScaledMatrix:
 
 
 class _Edges(NamedTuple):
-    """The entries of an adjacency matrix, self-loops apart."""
+    """The entries of an adjacency matrix, with self-loops apart."""
 
     rows: Array
     columns: Array
@@ -59,11 +59,11 @@ class _Edges(NamedTuple):
 
 
 def scale_matrix(graph: Graph, name: GraphMatrix) -> ScaledMatrix:
-    r"""The matrix T of an undirected graph, on the CPU.
+    r"""Return the matrix T of an undirected graph, on the CPU.
 
-    The Laplacian D - A has its eigenvalues between 0 and a bound on the spectral radius of D + \|A\|, the normalised
-    Laplacian between 0 and 2, and the negated adjacency matrix -A, per component, between bounds on the spectral radius
-    of \|A\|; also where weights are negative, and for the graph of their absolute values.
+    The eigenvalues of the Laplacian D - A lie between 0 and a bound on the spectral radius of D + \|A\|, those of the
+    normalised Laplacian between 0 and 2, and those of the negated adjacency matrix -A, per component, between bounds on
+    the spectral radius of \|A\|. This also holds for negative weights and for their absolute values.
     """
     num_nodes = graph.num_nodes
     edges = _edges(graph, graph.adjacency("sym" if name == "normalized_laplacian" else "none").data)
@@ -100,7 +100,7 @@ def scale_matrix(graph: Graph, name: GraphMatrix) -> ScaledMatrix:
 
 
 def _join(edges: _Edges, sides: list[Array], diagonals: list[Array]) -> tuple[Pattern, list[Tensor]]:
-    """One pattern for matrices given by what is beside their diagonals and on them, and the entries of each."""
+    """Return one pattern for matrices given by off-diagonal and diagonal entries, and the entries of each."""
     num_nodes = len(edges.loops)
     nodes = np.flatnonzero(np.any(diagonals, axis=0))
     rows, columns = np.concatenate([edges.rows, nodes]), np.concatenate([edges.columns, nodes])
@@ -112,10 +112,10 @@ def _join(edges: _Edges, sides: list[Array], diagonals: list[Array]) -> tuple[Pa
 
 
 def walk_graph(graph: Graph, name: GraphMatrix) -> tuple[Graph, float]:
-    """A graph whose adjacency W gives the matrix as s (I - W), or -W for the negated adjacency matrix, and s.
+    """Return a graph whose adjacency W gives the matrix as s (I - W), or as -W for the negated adjacency, and s.
 
-    For the normalised Laplacian it is the graph itself, but for self-loops on isolated nodes, with s = 1. For the
-    Laplacian, self-loops bring every degree to s, the largest degree. W is the ``"sym"`` adjacency of the result.
+    For the normalised Laplacian it is the graph with self-loops on isolated nodes, and s = 1. For the Laplacian,
+    self-loops bring every degree to s, the largest degree. W is the ``"sym"`` adjacency of the returned graph.
     """
     if name == "negated_adjacency":
         return graph, 1.0
@@ -125,8 +125,8 @@ def walk_graph(graph: Graph, name: GraphMatrix) -> tuple[Graph, float]:
         return _with_loops(graph, loops + isolated, graph.degrees + isolated), 1.0
     if (loops < 0).any():
         raise ValueError(
-            f"Node {int(np.argmin(loops))} has a self-loop of negative weight {loops.min():.4g}, which the "
-            "self-loops of walks for a Laplacian cannot make up for. Leave it out of the graph."
+            f"Node {int(np.argmin(loops))} has a self-loop with negative weight {loops.min():.4g}, but walks for a "
+            "Laplacian need nonnegative self-loops. Remove it from the graph."
         )
     totals = graph.degrees - loops
     scale = float(totals.max())
@@ -134,21 +134,14 @@ def walk_graph(graph: Graph, name: GraphMatrix) -> tuple[Graph, float]:
 
 
 def _with_loops(graph: Graph, loops: Array, degrees: Array) -> Graph:
-    """The graph with other self-loops, [N]; nodes keep their ids."""
+    """Return the graph with other self-loops, [N]; nodes keep their ids."""
     edges = _edges(graph, graph.weights)
     nodes = np.flatnonzero(loops)
     rows, columns = np.concatenate([edges.rows, nodes]), np.concatenate([edges.columns, nodes])
     order = np.lexsort((columns, rows))
-    return Graph(
-        indptr=np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=graph.num_nodes))]),
-        indices=columns[order],
-        weights=np.concatenate([edges.weights, loops[nodes]])[order],
-        directed=False,
-        ids=graph.ids,
-        degrees=degrees,
-        graph_index=graph.graph_index,
-        num_graphs=graph.num_graphs,
-    )
+    indptr = np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=graph.num_nodes))])
+    weights = np.concatenate([edges.weights, loops[nodes]])[order]
+    return replace(graph, indptr=indptr, indices=columns[order], weights=weights, degrees=degrees, parts=())
 
 
 def _edges(graph: Graph, weights: Array) -> _Edges:

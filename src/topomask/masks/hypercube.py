@@ -1,4 +1,4 @@
-"""The heat kernel of a hypercube."""
+"""Heat kernels of hypercubes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from topomask.masks.mask import Mask
 from topomask.masks.operator import Cost, Operator
 from topomask.walks.modulation import positive_per_head
 
-# Levels that are joined into one matrix product: measured to be faster than less or more.
+# Levels joined into one matrix product: measured to be faster than fewer or more.
 _MAX_LEVELS = 5
 # Multiply-adds, at the rate of sparse products, per node and matrix product.
 _COST = 3
@@ -30,12 +30,12 @@ class HypercubeMask(Mask):
         \qquad M_{ij} = \Bigl(\frac{1 + e}{2}\Bigr)^{\text{dim} - h} \Bigl(\frac{1 - e}{2}\Bigr)^{h}
 
     where :math:`L = D - A` is the Laplacian of :func:`topomask.hypercube_graph` and h the number of bits in which the
-    nodes i and j differ. Rows sum to 1 and entries fall by :math:`\tanh \lambda` per bit. Nothing is negative.
+    nodes i and j differ. Rows sum to 1, and entries decrease by :math:`\tanh \lambda` per bit. No entry is negative.
 
     Args:
         dim: Dimension of the cube.
-        num_heads: Heads; each has its own :math:`\lambda > 0`, learnt through its logarithm.
-        rate: :math:`\lambda` to start from, one number or one per head.
+        num_heads: Heads; each has its own :math:`\lambda > 0`, whose logarithm is learnt.
+        rate: Initial :math:`\lambda`, one number or one per head.
 
     Example:
         >>> import torch, topomask as tm
@@ -47,6 +47,7 @@ class HypercubeMask(Mask):
     """
 
     takes_graph = False
+    _shown = ("dim", "num_heads")
 
     def __init__(self, dim: int, num_heads: int = 1, *, rate: float | Sequence[float] | Tensor = 0.5) -> None:
         check_integer("dim", dim, 0)
@@ -61,23 +62,19 @@ class HypercubeMask(Mask):
         return self.log_rate.to(torch.promote_types(self.log_rate.dtype, torch.float32)).exp()
 
     def on(self, graph: Graph | None = None, walks: Any = None) -> Operator:
-        """The Kronecker factors as an operator."""
+        """Return the product of the Kronecker factors as an operator."""
         return self._without_graph(lambda: HypercubeOperator(self), graph, walks)
-
-    def extra_repr(self) -> str:
-        """Shown when the module is printed."""
-        return f"dim={self.dim}, num_heads={self.num_heads}"
 
 
 class HypercubeOperator(Operator):
-    """A Kronecker product of small matrices, one for some bits of the node number each."""
+    """A Kronecker product of small matrices, each for a few bits of the node number."""
 
     def __init__(self, mask: HypercubeMask) -> None:
         super().__init__(mask, num_tokens=2**mask.dim)
         self._factors = _factors(mask.rate, mask.dim)
 
     def matmul(self, x: Tensor) -> Tensor:
-        """One factor after the other, each on its bits of the node number."""
+        """Apply the factors one after another, each to its bits of the node number."""
         dtype = torch.promote_types(self._factors[0].dtype, x.dtype)
         out, before = x.to(dtype), 1
         for factor in self._factors:
@@ -87,9 +84,7 @@ class HypercubeOperator(Operator):
             before *= size
         return out.reshape(x.shape).to(x.dtype)
 
-    def rmatmul(self, x: Tensor) -> Tensor:
-        """M x: the mask is symmetric."""
-        return self.matmul(x)
+    rmatmul = matmul  # M is symmetric
 
     def to_dense(self) -> Tensor:
         """M, [H, N, N]."""
@@ -100,7 +95,7 @@ class HypercubeOperator(Operator):
         return self
 
     def cost(self) -> Cost:
-        """A pass over the nodes per factor; a multiplication per entry of the dense matrix."""
+        """One pass over the nodes per factor; one multiplication per entry of the dense matrix."""
         return Cost(
             product=self.num_heads * self.num_keys * _COST * len(self._factors),
             dense=self.num_heads * self.num_queries * self.num_keys,
@@ -109,18 +104,18 @@ class HypercubeOperator(Operator):
 
 
 def _factors(rate: Tensor, dim: int) -> list[Tensor]:
-    """The Kronecker factors for a rate [H], [H, 2^levels, 2^levels] each."""
+    """Return the Kronecker factors, [H, 2^levels, 2^levels] each, for a rate [H]."""
     parts = max(1, math.ceil(dim / _MAX_LEVELS))
     levels = [dim // parts + (part < dim % parts) for part in range(parts)]
     change = -torch.expm1(-2.0 * rate) / 2.0
     pair = torch.stack([1.0 - change, change], dim=-1)
     pair = torch.stack([pair, pair.flip(-1)], dim=-2)  # [H, 2, 2]
-    # A power, so that a cube of one node depends on its rate too, with slope 0.
+    # A power, so that a cube of one node also depends on its rate, with slope 0.
     one = rate[:, None, None] ** 0
     return [reduce(_kron, [pair] * count, one) for count in levels]
 
 
 def _kron(first: Tensor, second: Tensor) -> Tensor:
-    """The Kronecker product of square matrices per head, [H, R * S, R * S]."""
+    """Return the Kronecker product of square matrices per head, [H, R * S, R * S]."""
     size = first.shape[-1] * second.shape[-1]
     return (first[:, :, None, :, None] * second[:, None, :, None, :]).reshape(-1, size, size)

@@ -1,4 +1,4 @@
-"""Operators that are kept while no parameter changes."""
+"""Operators that are cached while no parameter changes."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from topomask.masks.mask import Mask
     from topomask.masks.operator import Operator
 
-# Numbers of a tensor on the CPU that are compared one by one: `tensor.data.copy_` raises no version.
+# CPU tensors up to this size are compared by value: `tensor.data.copy_` does not raise their version.
 _MAX_COMPARED = 4096
 
 
 class Seen(NamedTuple):
-    """A tensor as it was at some time."""
+    """The state of a tensor at some time."""
 
     tensor: Tensor
     version: int
@@ -29,41 +29,35 @@ class Seen(NamedTuple):
 
     @classmethod
     def now(cls, tensor: Tensor) -> Self:
-        """A tensor as it is."""
+        """Return the current state of a tensor."""
+        is_small = tensor.device.type == "cpu" and tensor.numel() <= _MAX_COMPARED
         with torch.inference_mode(False):
-            values = tensor.detach().clone() if _is_compared(tensor) else None
+            values = tensor.detach().clone() if is_small else None
         return cls(tensor, tensor._version, tensor.data_ptr(), values)
 
     def is_same(self, tensor: Tensor) -> bool:
-        """Whether this is the tensor, and nothing was written to it."""
+        """Whether this is the same tensor and nothing has been written to it."""
         if self.tensor is not tensor or self.version != tensor._version or self.address != tensor.data_ptr():
             return False
         # A parameter may be moved to another precision in place.
         return self.values is None or (self.values.dtype == tensor.dtype and torch.equal(self.values, tensor.detach()))
 
 
-def _is_compared(tensor: Tensor) -> bool:
-    return tensor.device.type == "cpu" and tensor.numel() <= _MAX_COMPARED
-
-
 def _settings(mask: Mask) -> list[Any]:
-    """Public attributes of a mask that are plain numbers or words, which may be assigned to; precision and device."""
-    # Read where it lies: this is part of every call.
+    """Precision and device of a mask, and its public numbers and strings, which users may assign to."""
+    # Not `mask._anchor`, which is slower: this is part of every call.
     anchor = mask._buffers["_anchor"]
     assert anchor is not None
-    return [
-        anchor.dtype,
-        anchor.device,
-        *(
-            value
-            for name, value in mask.__dict__.items()
-            if name[0] != "_" and name != "training" and isinstance(value, (bool, int, float, str))
-        ),
+    settings = [
+        value
+        for name, value in mask.__dict__.items()
+        if name[0] != "_" and name != "training" and isinstance(value, (bool, int, float, str))
     ]
+    return [anchor.dtype, anchor.device, *settings]
 
 
 class _Kept(NamedTuple):
-    """An operator, and what it was made of."""
+    """An operator, and what it was made from."""
 
     operator: Operator
     state: list[Seen]
@@ -71,7 +65,7 @@ class _Kept(NamedTuple):
     settings: Any
 
     def fits(self, state: Sequence[Tensor], parts: Sequence[Operator], settings: Any) -> bool:
-        """Whether nothing has changed."""
+        """Whether nothing has changed since the operator was made."""
         return (
             self.settings == settings
             and (len(self.state), len(self.parts)) == (len(state), len(parts))
@@ -87,24 +81,19 @@ def keep(
     parts: Sequence[Operator],
     make: Callable[[], Operator],
 ) -> Operator:
-    """The operator that ``make`` gives; the one of the last time where nothing has changed that it depends on.
+    """Return the cached operator of a mask, or ``make()`` if anything it depends on has changed.
 
-    Args:
-        slots: Where operators are kept, by mask.
-        mask: The mask.
-        state: Tensors that the operator depends on.
-        parts: Operators that it is made of.
-        make: Makes the operator of the values that parameters have now.
+    ``slots`` returns the cache, by mask. The operator depends on the tensors ``state`` and the operators ``parts``.
     """
     if torch.compiler.is_compiling() or fake_mode() is not None:
         return make()
     learns = torch.is_grad_enabled()
     if learns and any(x.is_inference() and x.requires_grad for x in state):
         raise RuntimeError(
-            f"A parameter of {type(mask).__name__} was made inside torch.inference_mode(), so it cannot be trained. "
-            "Make it outside, or call the mask inside torch.no_grad()."
+            f"A parameter of {type(mask).__name__} was created inside torch.inference_mode(), so it cannot be trained. "
+            "Create it outside, or call the mask inside torch.no_grad()."
         )
-    # Kept while no gradient is asked for, if changes can be noticed.
+    # Cached only if no gradient is needed and changes can be detected.
     if any(x.is_meta or x.is_inference() or (learns and x.requires_grad) or is_wrapped(x) for x in state) or not all(
         part._is_kept for part in parts
     ):

@@ -18,7 +18,7 @@ from topomask.masks.composition import (
     keep_joined,
     sample_walks,
 )
-from topomask.masks.entries import Entries
+from topomask.masks.entries import Entries, Shape, pattern_shapes
 from topomask.masks.mask import Mask
 from topomask.masks.operator import Cost, Operator, once
 from topomask.ops import segments
@@ -34,14 +34,14 @@ class KroneckerMask(Mask):
 
     Token :math:`(i_1, i_2)` has the number :math:`i_1 N_2 + i_2`, as in ``tm.grid_graph(N_1, N_2)`` and in
     ``x.flatten()`` of frames. A product applies each factor along its own axis: the first once for every node of the
-    second, and the reverse. More factors are nested: ``KroneckerMask(time, KroneckerMask(height, width))``. Where both
-    factors are sparse, so is the product; also where one is, and the other is small, such as a mask on a few frames.
+    second, and vice versa. Nest masks for more factors: ``KroneckerMask(time, KroneckerMask(height, width))``. The mask
+    is sparse if both factors are, or if one is and the other is small, such as a mask on a few frames.
 
-    A factor on a batch of graphs makes a batch: token :math:`(i_1, i_2)` belongs to the pair of its nodes' graphs.
+    If a factor is on a batch of graphs, so is the mask: token :math:`(i_1, i_2)` belongs to the pair of its graphs.
 
     Args:
         first: The mask on the first, slow axis.
-        second: The mask on the second, fast axis. Either may have one head, which serves every head of the other.
+        second: The mask on the second, fast axis. A factor with one head is used for every head of the other.
 
     Example:
         >>> import torch, topomask as tm
@@ -52,7 +52,7 @@ class KroneckerMask(Mask):
     """
 
     def __init__(self, first: Mask, second: Mask) -> None:
-        check_masks([first, second], "first and second")
+        check_masks({"first": first, "second": second})
         super().__init__(num_heads=common_heads([first, second], "first and second"))
         self.first, self.second = first, second
         self.default_normalizer = common_normalizer([first, second])
@@ -60,7 +60,7 @@ class KroneckerMask(Mask):
 
     @property
     def graph(self) -> Any:
-        """The graphs of the factors, ``(first, second)``; None where a factor still needs one."""
+        """The graphs of the factors, ``(first, second)``; None if a factor still needs one."""
         factors = self.first, self.second
         if not self.takes_graph or any(factor.takes_graph and factor.graph is None for factor in factors):
             return None
@@ -73,16 +73,16 @@ class KroneckerMask(Mask):
                 factor.graph = own
 
     def sample(self, graph: tuple[Graph, Graph]) -> tuple[Any, Any]:
-        """Walks of the factors on two graphs, for :meth:`on`; None for a factor that does not walk."""
+        """Return walks of the factors on two graphs, for :meth:`on`; None for a factor that does not use walks."""
         first, second = _two(graph, "graph")
         return sample_walks(self.first, first), sample_walks(self.second, second)
 
     def on(self, graph: Any = None, walks: Any = None) -> Operator:
-        """The product of the factors on two graphs.
+        """Return the operator on two graphs, with the current values of the parameters.
 
         Args:
-            graph: Two graphs, ``(first, second)``; None for a factor that stays as it is. Default: their own.
-            walks: What :meth:`sample` gave for them.
+            graph: Two graphs, ``(first, second)``; None for a factor's own graph. Default: both their own.
+            walks: What :meth:`sample` returned for them.
         """
         graphs, given = _two(graph, "graph"), _two(walks, "walks")
         first, second = self.first.on(graphs[0], given[0]), self.second.on(graphs[1], given[1])
@@ -93,21 +93,16 @@ def _two(given: Any, name: str) -> tuple[Any, Any]:
     if given is None:
         return None, None
     if not isinstance(given, (tuple, list)) or len(given) != 2:
+        found = f"{len(given)} items" if isinstance(given, (tuple, list)) else f"a {type(given).__name__}"
         raise ValueError(
-            f"A KroneckerMask lives on a product of two graphs, so `{name}` must be a pair, (first, second), but is "
-            f"{given}. Pass mask.on((first_graph, second_graph)), with None for a factor that stays where it is."
+            f"A KroneckerMask is on a product of two graphs, so `{name}` must be a pair, (first, second), but is "
+            f"{found}. Call mask.on((first_graph, second_graph)), with None to keep a factor's own graph."
         )
     return given[0], given[1]
 
 
 class KroneckerOperator(Operator):
-    """The Kronecker product of two operators.
-
-    Args:
-        first: On the slow axis.
-        second: On the fast axis.
-        default_normalizer: What attention divides by unless it is told.
-    """
+    """The Kronecker product of two operators, the first on the slow axis."""
 
     def __init__(self, first: Operator, second: Operator, default_normalizer: Any = "absolute") -> None:
         num_queries, num_keys = first.num_queries * second.num_queries, first.num_keys * second.num_keys
@@ -120,68 +115,68 @@ class KroneckerOperator(Operator):
         self._is_kept, self._watched = first._is_kept and second._is_kept, first._watched + second._watched
         self._needs_float64 = first._needs_float64 or second._needs_float64
         self._first, self._second = first, second
-        self.key_groups = self._groups()
+        if first.key_groups is not None or second.key_groups is not None:
+            slow, fast = (
+                torch.zeros(part.num_keys, dtype=torch.int64, device=self.device)
+                if part.key_groups is None
+                else part.key_groups
+                for part in (first, second)
+            )
+            self.key_groups = (slow[:, None] * second.num_graphs + fast).flatten()
         self._starts_with_first = self._products()[0] < self._products()[1]
 
-    def _groups(self) -> Tensor | None:
-        """Which pair of graphs every key belongs to."""
-        first, second = self._first.key_groups, self._second.key_groups
-        if first is None and second is None:
-            return None
-        groups = torch.zeros(self._first.num_keys, self._second.num_keys, dtype=torch.int64, device=self.device)
-        if first is not None:
-            groups = groups + first[:, None] * self._second.num_graphs
-        if second is not None:
-            groups = groups + second
-        return groups.flatten()
-
     def _products(self) -> tuple[int, int]:
-        """Cost of a product for one column, where the first or the second factor is applied first."""
+        """Cost of a product with one column if the first, or the second, factor is applied first."""
         first, second = self._first, self._second
         a = first.cost().product * (self.num_heads // first.num_heads)
         b = second.cost().product * (self.num_heads // second.num_heads)
-        return (
-            second.num_keys * a + first.num_queries * b,
-            first.num_keys * b + second.num_queries * a,
-        )
+        return second.num_keys * a + first.num_queries * b, first.num_keys * b + second.num_queries * a
 
     def matmul(self, x: Tensor) -> Tensor:
         """Apply each factor along its own axis."""
-        return _multiply(x, self._first.matmul, self._second.matmul, self._second.num_keys, self._starts_with_first)
+        return self._multiply(x, transpose=False)
 
     def rmatmul(self, x: Tensor) -> Tensor:
         """Apply the transpose of each factor along its own axis."""
-        # In the reverse order, which is the cheaper one for the transpose.
-        starts, split = not self._starts_with_first, self._second.num_queries
-        return _multiply(x, self._first.rmatmul, self._second.rmatmul, split, starts)
+        return self._multiply(x, transpose=True)
+
+    def _multiply(self, x: Tensor, transpose: bool) -> Tensor:
+        first, second = (part.rmatmul if transpose else part.matmul for part in (self._first, self._second))
+        split = self._second.num_queries if transpose else self._second.num_keys
+        # The reverse order is cheaper for the transpose.
+        starts_with_first = self._starts_with_first != transpose
+        out = x.to(torch.promote_types(x.dtype, torch.float32)).unflatten(-2, (-1, split))  # [..., H, N_1, N_2, C]
+        if starts_with_first:
+            out = _along(first, out)
+        out = _along(second, out.transpose(-2, -3)).transpose(-2, -3)
+        if not starts_with_first:
+            out = _along(first, out)
+        return out.flatten(-3, -2).to(x.dtype)
 
     def product_noise(self, x: Tensor) -> Tensor | None:
-        r"""What the factor that comes second makes of the error of the one before it, and its own error.
+        r"""The error of the factor applied first, propagated through the other, plus the error of the other.
 
         Let A be applied before B, :math:`\hat z = A x + e` and :math:`\hat y = B \hat z + e'`, where the factors bound
         :math:`|e| \le n_A(x)` and :math:`|e'| \le n_B(\hat z)`. Then :math:`|\hat y - (A \otimes B) x| \le |B|\,n_A(x)
-        + n_B(\hat z)`, entry by entry. The bound is the largest of every column, with ``B.magnitude()`` for
+        + n_B(\hat z)`, entry by entry. The bound is the maximum of every column, with ``B.magnitude()`` for
         :math:`|B|`.
         """
         with torch.no_grad():
-            return self._product_noise(x)
-
-    def _product_noise(self, x: Tensor) -> Tensor | None:
-        starts = self._starts_with_first
-        before, after = (self._first, self._second) if starts else (self._second, self._first)
-        fine = x.to(torch.promote_types(x.dtype, torch.float32)).unflatten(-2, (-1, self._second.num_keys))
-        columns = fine if starts else fine.transpose(-2, -3)  # [..., H, N_before, N_after, C]
-        noise = before.product_noise(columns.flatten(-2))
-        total: Tensor | None = None
-        if noise is not None:
-            spread = noise.amax(dim=-2).unflatten(-1, columns.shape[-2:])  # [..., H, N_after, C]
-            total = after.magnitude().matmul(spread).amax(dim=-2, keepdim=True)
-        done = _along(before.matmul, columns)  # [..., H, M_before, N_after, C]
-        noise = after.product_noise(done.transpose(-2, -3).flatten(-2))
-        if noise is not None:
-            own = noise.amax(dim=-2, keepdim=True).unflatten(-1, (done.shape[-3], -1)).amax(dim=-2)
-            total = own if total is None else total + own
-        return total
+            starts = self._starts_with_first
+            before, after = (self._first, self._second) if starts else (self._second, self._first)
+            fine = x.to(torch.promote_types(x.dtype, torch.float32)).unflatten(-2, (-1, self._second.num_keys))
+            columns = fine if starts else fine.transpose(-2, -3)  # [..., H, N_before, N_after, C]
+            noise = before.product_noise(columns.flatten(-2))
+            total: Tensor | None = None
+            if noise is not None:
+                spread = noise.amax(dim=-2).unflatten(-1, columns.shape[-2:])  # [..., H, N_after, C]
+                total = after.magnitude().matmul(spread).amax(dim=-2, keepdim=True)
+            done = _along(before.matmul, columns)  # [..., H, M_before, N_after, C]
+            noise = after.product_noise(done.transpose(-2, -3).flatten(-2))
+            if noise is not None:
+                own = noise.amax(dim=-2, keepdim=True).unflatten(-1, (done.shape[-3], -1)).amax(dim=-2)
+                total = own if total is None else total + own
+            return total
 
     def to_dense(self) -> Tensor:
         """M, [H, N_q, N_k]."""
@@ -214,7 +209,7 @@ class KroneckerOperator(Operator):
             full_entries(operator) if count is None else operator.entries()
             for operator, count in zip((self._first, self._second), pairs, strict=True)
         )
-        # Whether a factor has a pattern per head.
+        # Whether a factor has one pattern per head.
         own = [
             int(len(entries.values) < operator.num_heads)
             for entries, operator in ((first, self._first), (second, self._second))
@@ -224,15 +219,14 @@ class KroneckerOperator(Operator):
         *pattern, place_1, place_2 = _kronecker([*first.pattern, *second.pattern], [heads, *own, *sizes])
 
         def multiply(left: Tensor, right: Tensor) -> Tensor:
-            """Products of values [V, P] of the factors, at the places of the pattern."""
-            if heads == 1:
-                return (left.index_select(1, place_1) * right.index_select(1, place_2)).expand(self.num_heads, -1)
-            sides = (
-                x if is_own else x.expand(heads, -1).reshape(1, -1)
-                for x, is_own in zip((left, right), own, strict=True)
-            )
-            left, right = (x.index_select(1, place) for x, place in zip(sides, (place_1, place_2), strict=True))
-            return left * right
+            """Multiply values [V, P] of the factors at the entries of the pattern."""
+            if heads > 1:
+                left, right = (
+                    x if is_own else x.expand(heads, -1).reshape(1, -1)
+                    for x, is_own in zip((left, right), own, strict=True)
+                )
+            product = left.index_select(1, place_1) * right.index_select(1, place_2)
+            return product.expand(self.num_heads, -1) if heads == 1 else product
 
         values = multiply(first.values, second.values)
         if first.magnitudes is first.values and second.magnitudes is second.values:
@@ -240,26 +234,21 @@ class KroneckerOperator(Operator):
         return Entries(Pattern(*pattern), values, multiply(first.magnitudes, second.magnitudes))
 
     def cost(self) -> Cost:
-        """One factor for every node of the other, and the reverse; products of the factors' entries."""
+        """Each factor once for every node of the other; products of the factors' entries."""
         first, second = self._first, self._second
         costs = first.cost(), second.cost()
-        pairs, bounds = (
-            self._counts(costs[0].pairs, costs[1].pairs),
-            self._counts(costs[0].max_pairs, costs[1].max_pairs),
-        )
+        pairs = self._counts(costs[0].pairs, costs[1].pairs)
+        bounds = self._counts(costs[0].max_pairs, costs[1].max_pairs)
         share = first.num_heads * second.num_heads
         count = None if pairs is None else self.num_heads * pairs[0] * pairs[1] // share
-        work = costs[1].tiles
-        tiles = None
-        if work is not None and pairs is not None:
+        tiles = costs[1].tiles
+        if tiles is not None:
             # Tiles join tokens that differ in the second factor, for every entry of the first.
-            tiles = TileWork(*(x * pairs[0] * self.num_heads // share for x in work))
+            tiles = None if pairs is None else TileWork(*(x * pairs[0] * self.num_heads // share for x in tiles))
         inner = costs[0].inner_rows or first.num_queries, costs[1].inner_rows or second.num_queries
-        rows = (
-            max(inner[0] * second.num_keys, inner[1] * first.num_queries)
-            if self._starts_with_first
-            else max(inner[1] * first.num_keys, inner[0] * second.num_queries)
-        )
+        starts = self._starts_with_first
+        of_first = inner[0] * (second.num_keys if starts else second.num_queries)
+        of_second = inner[1] * (first.num_queries if starts else first.num_keys)
         size = self.num_heads * self.num_queries * self.num_keys
         return Cost(
             product=min(self._products()),
@@ -268,11 +257,11 @@ class KroneckerOperator(Operator):
             pairs=count,
             max_pairs=None if bounds is None else self._bound(*bounds),
             tiles=tiles,
-            inner_rows=rows,
+            inner_rows=max(of_first, of_second),
         )
 
     def _bound(self, first: int, second: int) -> int:
-        """Entries at most. Bounds are over all heads, and only entries of the same head meet."""
+        """Upper bound on the number of entries, from bounds over all heads: only entries of the same head meet."""
         of_first = self._first.num_queries * self._first.num_keys
         of_second = self._second.num_queries * self._second.num_keys
         return min(
@@ -281,7 +270,7 @@ class KroneckerOperator(Operator):
         )
 
     def _counts(self, first: int | None, second: int | None) -> tuple[int, int] | None:
-        """Numbers of entries: where one factor alone is sparse and the other is small, the other is full."""
+        """Numbers of entries of the factors; if only one is sparse and the other is small, the other is full."""
         if first is None and second is not None:
             first = _full_count(self._first)
         elif second is None and first is not None:
@@ -295,42 +284,22 @@ def _full_count(operator: Operator) -> int | None:
 
 
 def _along(multiply: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """A product along the first of the two axes of nodes of x [..., H, N, N', C], the other joined with columns."""
+    """Multiply along the first axis of nodes of x [..., H, N, N', C], with the second one joined with the columns."""
     return multiply(x.flatten(-2)).unflatten(-1, x.shape[-2:])
 
 
-def _multiply(
-    x: Tensor,
-    first: Callable[[Tensor], Tensor],
-    second: Callable[[Tensor], Tensor],
-    split: int,
-    starts_with_first: bool,
-) -> Tensor:
-    """Apply both factors to x [..., H, N_1 * N_2, C], in at least float32; ``split`` is N_2."""
-    # [..., H, N_1, N_2, C]
-    out = x.to(torch.promote_types(x.dtype, torch.float32)).unflatten(-2, (-1, split))
-    if starts_with_first:
-        out = _along(first, out)
-    out = _along(second, out.transpose(-2, -3)).transpose(-2, -3)
-    if not starts_with_first:
-        out = _along(first, out)
-    return out.flatten(-3, -2).to(x.dtype)
-
-
-def _shapes(_: list[Tensor], numbers: list[int]) -> list[tuple[int | None, torch.dtype]]:
+def _shapes(_: list[Tensor], numbers: list[int]) -> list[Shape]:
     heads, rows_1, columns_1, rows_2, columns_2 = numbers[0], *numbers[3:]
-    rows, columns = heads * rows_1 * rows_2, heads * columns_1 * columns_2
-    kind = segments.index_type(max(rows, columns) + 1)
-    pattern: list[tuple[int | None, torch.dtype]] = [(rows + 1, torch.int64), (None, kind), (columns + 1, torch.int64)]
-    return [*pattern, (None, kind), (None, torch.int32), (None, torch.int64), (None, torch.int64)]
+    pattern = pattern_shapes(heads * rows_1 * rows_2, heads * columns_1 * columns_2)
+    return [*pattern, (None, torch.int64), (None, torch.int64)]
 
 
 @derivation(_shapes)
 def _kronecker(tensors: list[Tensor], numbers: list[int]) -> list[Tensor]:
-    """The Kronecker product of two patterns, and which entries of the factors are multiplied at every place.
+    """Return the Kronecker product of two patterns, and the indices of the two entries behind each of its entries.
 
-    Row (i_1, i_2) has the columns (j_1, j_2) for all j_1 of row i_1 and all j_2 of row i_2. A factor that has one
-    pattern for all heads has its entries once per head.
+    Row (i_1, i_2) has the columns (j_1, j_2) for all j_1 of row i_1 and all j_2 of row i_2. If a factor has one pattern
+    for all heads, its entries appear once per head.
     """
     first, second = Pattern(*tensors[:5]), Pattern(*tensors[5:])
     heads, own_1, own_2, rows_1, columns_1, rows_2, columns_2 = numbers

@@ -1,4 +1,4 @@
-"""A mask of free features per node."""
+"""Masks of free features per node."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from topomask.masks.operator import Operator
 
 
 class LearnedFeatureMask(Mask):
-    r"""A mask of free features per node, :math:`M = \Phi\Phi^\top`, that knows of no graph: O(N r).
+    r"""A mask of free features per node, :math:`M = \Phi\Phi^\top`, that does not use a graph: O(N r).
 
-    Graph random features are a special case, so this shows what the graph is good for: it has N r parameters per head,
-    can be on its own nodes only, and should do worse. (For keys with features of their own, see
+    Graph random features are a special case, so this ablation shows what the graph contributes: it has N r parameters
+    per head, works on its own nodes only, and should do worse. (For separate features of keys, see
     :class:`topomask.LowRankMask`.)
 
-    Features start as :math:`\Phi_{ic} = (1 + 0.1\,\varepsilon_{ic}) / \sqrt r` with normal :math:`\varepsilon`, where M
-    is close to 1, so that attention starts almost as if there were no mask.
+    Features start as :math:`\Phi_{ic} = (1 + 0.1\,\varepsilon_{ic}) / \sqrt r` with normal :math:`\varepsilon`, so M
+    is close to 1 and attention starts almost unmasked.
 
     Args:
         num_nodes: Nodes N.
@@ -50,15 +50,15 @@ class LearnedFeatureMask(Mask):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw the features anew."""
+        """Draw new initial features."""
         scale = self.features.shape[-1] ** -0.5
         nn.init.normal_(self.features, scale, 0.1 * scale)
 
     def on(self, graph: Graph | None = None, walks: Any = None) -> Operator:
-        """The features as an operator."""
+        """Return the product of the features as an operator."""
         return self._without_graph(lambda: LowRankOperator(self, self.features), graph, walks)
 
     def extra_repr(self) -> str:
-        """Shown when the module is printed."""
+        """Settings shown when the module is printed."""
         num_heads, num_nodes, num_features = self.features.shape
         return f"num_nodes={num_nodes}, num_features={num_features}, num_heads={num_heads}"

@@ -1,4 +1,4 @@
-"""A mask given by two thin matrices."""
+"""Masks of low rank."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from topomask.graph import Graph
-from topomask.masks.graph_sums import find_tiles, multiply_per_graph
+from topomask.masks.graph_blocks import find_tiles, multiply_per_graph
 from topomask.masks.mask import Mask
 from topomask.masks.operator import ELEMENTS_PER_CHUNK, Cost, Operator
-from topomask.masks.submatrix import gather
+from topomask.masks.selected import gather
 
 
 class LowRankMask(Mask):
     r"""A mask of low rank, :math:`M = U V^\top`: O(N r).
 
     Args:
-        u: [N_q, r] or [H, N_q, r]. An ``nn.Parameter`` is learnt, any other tensor is a buffer.
+        u: [N_q, r] or [H, N_q, r]. An ``nn.Parameter`` is learnt, any other tensor becomes a buffer.
         v: [N_k, r] or [H, N_k, r]. Default: ``u``.
 
     Example:
@@ -37,7 +37,7 @@ class LowRankMask(Mask):
         if u.ndim not in (2, 3) or u.ndim != v.ndim or u.shape[-1] != v.shape[-1] or u.shape[:-2] != v.shape[:-2]:
             raise ValueError(
                 f"`u` and `v` must have shapes [N_q, r] and [N_k, r], or [H, N_q, r] and [H, N_k, r], "
-                f"but have shapes {tuple(u.shape)} and {tuple(v.shape)}."
+                f"but have shapes {tuple(u.shape)} and {tuple(v.shape)}. Pass factors of equal rank and heads."
             )
         super().__init__(num_heads=1 if u.ndim == 2 else len(u))
         for name, factor in (("u", u), ("v", None if tied else v)):
@@ -49,19 +49,15 @@ class LowRankMask(Mask):
                 self.register_buffer(name, factor)
 
     def on(self, graph: Graph | None = None, walks: Any = None) -> Operator:
-        """The factors as an operator."""
+        """Return the product of the factors as an operator."""
         return self._without_graph(lambda: LowRankOperator(self, self.u, self.v), graph, walks)
 
 
 class LowRankOperator(Operator):
     r"""The product of two thin matrices per head, :math:`M = U V^\top`; on a batch of graphs, within every graph.
 
-    Args:
-        mask: The mask.
-        u: [N_q, r] or [H, N_q, r].
-        v: [N_k, r] or [H, N_k, r]. Default: ``u``.
-        graph: The graph that the tokens are the nodes of, if there is one.
-        positive: Whether nothing is negative.
+    U is [N_q, r] or [H, N_q, r], and V, which defaults to U, is [N_k, r] or [H, N_k, r]. If ``positive``, no entry is
+    negative.
     """
 
     def __init__(
@@ -91,17 +87,10 @@ class LowRankOperator(Operator):
         return (u.to(dtype) @ (v.to(dtype).mT @ x.to(dtype))).to(x.dtype)
 
     def attend(self, phi_q: Tensor, phi_k: Tensor, v: Tensor) -> Tensor:
-        """Plain linear attention with r times the features: no numbers [N, M, D] are formed."""
+        """Plain linear attention with r times the features: nothing of shape [N, M, D] is computed."""
         if self.key_groups is not None or self._u.shape[-1] > v.shape[-1]:
             return super().attend(phi_q, phi_k, v)
         return low_rank_attention(self._u, self._v, phi_q, phi_k, v)
-
-    def to_dense(self) -> Tensor:
-        """M, [H, N_q, N_k]."""
-        dense = self._u @ self._v.mT
-        dense = dense if dense.ndim == 3 else dense[None]
-        groups = self.key_groups
-        return dense if groups is None else dense * (groups[:, None] == groups)
 
     def submatrix(self, query_nodes: Tensor | None, key_nodes: Tensor | None) -> Tensor:
         """Rows of U times rows of V."""
@@ -109,21 +98,17 @@ class LowRankOperator(Operator):
         dense = dense if dense.ndim == 3 else dense[None]
         if self.key_groups is None:
             return dense
-        queries, keys = (
-            self.key_groups if nodes is None else self.key_groups[nodes.to(self.device)]
-            for nodes in (query_nodes, key_nodes)
-        )
-        return dense * (queries[:, None] == keys)
+        queries, keys = (gather(self.key_groups[:, None], nodes) for nodes in (query_nodes, key_nodes))
+        return dense * (queries == keys.mT)
 
     def magnitude(self) -> LowRankOperator:
         r"""The product of the absolute factors, :math:`|U| |V|^\top`."""
-        return self if self._positive else self._once("magnitude", self._absolute)
-
-    def _absolute(self) -> LowRankOperator:
-        return self._copy(_u=self._u.abs(), _v=self._v.abs(), _positive=True)
+        if self._positive:
+            return self
+        return self._once("magnitude", lambda: self._copy(_u=self._u.abs(), _v=self._v.abs(), _positive=True))
 
     def cost(self) -> Cost:
-        """Entries of both factors; on a batch every graph has factors of its own."""
+        """The entries of both factors; on a batch, every graph has its own factors."""
         rank = self._u.shape[-1]
         product = self.num_heads * (self.num_queries + self.num_keys) * rank
         dense = self.num_heads * self.num_queries * self.num_keys * rank
@@ -132,13 +117,13 @@ class LowRankOperator(Operator):
             dense,
             refresh=0 if self._is_kept else product,
             rank=rank if self._tiles is None else None,
-            # On a batch, every tile has a product of its keys with x.
+            # On a batch, every tile multiplies its keys with x.
             inner_rows=0 if self._tiles is None else len(self._tiles.group) * rank,
         )
 
 
 def low_rank_attention(u: Tensor, v: Tensor, phi_q: Tensor, phi_k: Tensor, values: Tensor) -> Tensor:
-    """Unnormalised attention with the mask U V^T, some columns of U and V at a time."""
+    """Return unnormalised attention with the mask U V^T, a few columns of U and V at a time."""
     rank = u.shape[-1]
 
     def part(u: Tensor, v: Tensor, phi_q: Tensor, phi_k: Tensor, values: Tensor) -> Tensor:
@@ -154,6 +139,6 @@ def low_rank_attention(u: Tensor, v: Tensor, phi_q: Tensor, phi_k: Tensor, value
     out = values.new_zeros(*phi_q.shape[:-1], values.shape[-1])
     for start in range(0, rank, step):
         chunk = slice(start, start + step)
-        # Recomputed in the backward pass: kept features would take r times the memory of the inputs.
+        # Recomputed in the backward pass: saved features would take r times the memory of the inputs.
         out = out + checkpoint(part, u[..., chunk], v[..., chunk], phi_q, phi_k, values, use_reentrant=False)
     return out

@@ -1,4 +1,4 @@
-"""A mask: settings and learnable parameters."""
+"""The base classes of masks, and of modules with a seed."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from topomask.graph import Graph, path_graph
+from topomask.graph.input import not_a_graph
 from topomask.graph.records import Recipe, Record, find_record
 from topomask.masks.kept import keep
 from topomask.masks.operator import Normalizer, Operator
@@ -20,16 +21,17 @@ from topomask.ops.derived import constant_when_compiled
 
 
 class Mask(nn.Module, ABC):
-    r"""Settings and learnable parameters of a mask; :meth:`on` makes it an operator on the nodes of a graph.
+    r"""Base class of masks: settings and learnable parameters, which :meth:`on` turns into an operator on a graph.
 
-    Parameters belong to the mask, the graph is data: the same mask serves any graph, a batch of graphs, or one that is
-    built in the forward pass. A mask that is built with a graph has that one as its default, so that ``mask @ x``,
-    ``mask.to_dense()`` and ``masked_attention(q, k, v, mask)`` need no other.
+    Parameters belong to the mask, and the graph is data: the same mask works on any graph, on a batch of graphs, or on
+    a graph built in the forward pass. If a mask is built with a graph, ``mask @ x``, ``mask.to_dense()`` and
+    ``masked_attention(q, k, v, mask)`` use that graph by default.
 
-    A mask of your own has parameters, as any module, and one method, :meth:`on`, which returns an
-    :class:`topomask.Operator` with their values. That has two methods: the product, and an operator that dominates it.
-    Gradients, the transposed product, attention in every way, batches of graphs and ``torch.compile`` follow from them;
-    ``tm.testing.check_mask`` tries them all. Personalised PageRank, say:
+    To write your own mask, define its parameters and one method, :meth:`on`, which returns a
+    :class:`topomask.Operator` with their values. The operator needs two methods: its product, and an operator that
+    dominates it. Gradients, the transposed product, every strategy of attention, batches of graphs and
+    ``torch.compile`` follow from these two, and ``tm.testing.check_mask`` tests them all. For example, personalised
+    PageRank:
 
     Example:
         >>> import torch, topomask as tm
@@ -56,102 +58,105 @@ class Mask(nn.Module, ABC):
         >>> tm.testing.check_mask(PageRankMask(tm.grid_graph(2, 3)), compile=False)
 
     Args:
-        graph: The graph that the mask is on unless another is given.
-        num_heads: Heads H; a mask with one head serves any number of heads.
+        graph: The default graph.
+        num_heads: Heads H; a mask with one head works with any number of heads.
     """
 
     default_normalizer: Normalizer = "absolute"
     # Whether `on` takes a graph.
     takes_graph: bool = True
+    # Settings shown when the module is printed.
+    _shown: tuple[str, ...] = ("num_heads",)
     _anchor: Tensor
 
     def __init__(self, graph: Graph | None = None, num_heads: int = 1) -> None:
         super().__init__()
         self.num_heads = num_heads
-        self._graph = None if graph is None else _as_graph(graph)
-        # Follows the module to devices and precisions, whether or not there are parameters.
+        self._graph = None if graph is None else self.graph_or(graph)
+        # Follows the module to devices and precisions, with or without parameters.
         self.register_buffer("_anchor", torch.empty(0), persistent=False)
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Let constructors make parameters that can be trained, inside of inference mode too."""
+        """Make parameters trainable even if a mask is built in inference mode."""
         super().__init_subclass__(**options)
         if "__init__" in cls.__dict__:
             cls.__init__ = _outside_inference_mode(cls.__init__)  # type: ignore[method-assign]
 
     @abstractmethod
     def on(self, graph: Graph | None = None, walks: Any = None) -> Operator:
-        """The operator on a graph, with the values that parameters have now.
+        """Return the operator on a graph, with the current values of the parameters.
 
         Args:
             graph: The graph, or a batch of graphs. Default: the mask's own.
-            walks: Walks on it, for masks that walk; see :class:`topomask.WalkMask`.
+            walks: Walks on the graph, for masks that use walks; see :class:`topomask.WalkMask`.
         """
 
     @property
     def graph(self) -> Graph | None:
-        """The graph that the mask is on unless another is given."""
+        """The default graph."""
         return self._graph
 
     @graph.setter
     def graph(self, graph: Graph | None) -> None:
         if graph is not None and not self.takes_graph:
-            raise ValueError(f"{type(self).__name__} belongs to no graph. Build a new mask for other tokens.")
-        self._graph = None if graph is None else _as_graph(graph)
+            raise self._takes_no_graph()
+        self._move_to(None if graph is None else self.graph_or(graph))
+
+    def _move_to(self, graph: Graph | None) -> None:
+        self._graph = graph
 
     @property
     def kind(self) -> tuple[torch.dtype, torch.device]:
-        """The precision of operators, float32 at least, and their device."""
+        """The precision of operators, at least float32, and their device."""
         tensor = next((x for x in self.parameters() if x.is_floating_point()), self._anchor)
         return torch.promote_types(tensor.dtype, torch.float32), tensor.device
 
     def graph_or(self, graph: Graph | None, walks: Any = None) -> Graph:
-        """The graph, or the mask's own where it is None; a ValueError where there is none, or walks are given."""
+        """Return the graph, or the mask's own if it is None. Raises if there is none, or if walks are given."""
         if walks is not None:
-            raise ValueError(f"`walks` were given, but {type(self).__name__} does not walk. Leave them out.")
+            raise self._takes_no_walks()
         graph = self._graph if graph is None else graph
         if graph is None:
-            raise ValueError(
-                f"{type(self).__name__} has no graph of its own. Build it with one, or call mask.on(graph)."
-            )
-        return _as_graph(graph)
+            raise ValueError(f"{type(self).__name__} has no default graph. Build it with one, or call mask.on(graph).")
+        if not isinstance(graph, Graph):
+            raise not_a_graph(graph)
+        return graph
+
+    def _takes_no_walks(self) -> ValueError:
+        return ValueError(f"`walks` was given, but {type(self).__name__} does not use walks. Leave it out.")
+
+    def _takes_no_graph(self) -> ValueError:
+        return ValueError(f"{type(self).__name__} does not take a graph. Build a new mask for other tokens.")
 
     def to_dense(self) -> Tensor:
-        """M on the mask's own graph as a dense tensor, [H, N_q, N_k], for small graphs and tests."""
+        """Return M on the default graph as a dense tensor, [H, N_q, N_k], for small graphs and tests."""
         return self.on().to_dense()
 
     def magnitude(self) -> Operator:
-        """The operator that dominates the absolute entries, on the mask's own graph: for the safe normaliser."""
+        """Return the operator on the default graph that dominates :math:`|M|`, used by the safe normaliser."""
         return self.on().magnitude()
 
     def forward(self, x: Tensor) -> Tensor:
-        """M x on the mask's own graph, as ``mask @ x``; inside ``torch.compile``, write ``mask(x)``."""
+        """Return M x on the default graph, like ``mask @ x``. Inside ``torch.compile``, write ``mask(x)``."""
         return self.on()(x)
 
     def __matmul__(self, x: Tensor) -> Tensor:
         return self(x)
 
-    # NumPy leaves ``array * mask`` to the mask.
+    # Makes NumPy leave ``array * mask`` to the mask.
     __array_ufunc__ = None
 
     def __add__(self, other: Mask) -> Mask:
-        from topomask.masks.sum import add
-
-        return add(self, other)
+        return _add(self, other)
 
     def __radd__(self, other: Any) -> Mask:
-        from topomask.masks.sum import add
-
-        return add(other, self)
+        return _add(other, self)
 
     def __sub__(self, other: Mask) -> Mask:
-        from topomask.masks.sum import add
-
-        return add(self, other, -1.0)
+        return _add(self, other, -1.0)
 
     def __rsub__(self, other: Any) -> Mask:
-        from topomask.masks.sum import add
-
-        return add(other, self, -1.0)
+        return _add(other, self, -1.0)
 
     def __mul__(self, weight: Any) -> Mask:
         from topomask.masks.sum import SumMask
@@ -164,17 +169,15 @@ class Mask(nn.Module, ABC):
         return self * -1.0
 
     def _state(self) -> list[Tensor]:
-        """All that operators depend on apart from the graph."""
+        """All tensors that operators depend on, apart from the graph."""
         return [*self.parameters(), *(buffer for buffer in self.buffers() if buffer.numel())]
 
     def _without_graph(self, make: Callable[[], Operator], graph: Any, walks: Any) -> Operator:
-        """The operator of a mask that belongs to no graph; a ValueError where one is given."""
+        """Return the operator of a mask that takes no graph. Raises if one is given."""
         if graph is not None:
-            raise ValueError(
-                f"{type(self).__name__} belongs to no graph, so it cannot be moved to {graph}. Build a new mask."
-            )
+            raise self._takes_no_graph()
         if walks is not None:
-            raise ValueError(f"`walks` were given, but {type(self).__name__} does not walk. Leave them out.")
+            raise self._takes_no_walks()
         if torch.compiler.is_compiling():
             return make()
         if "_own" not in self.__dict__:
@@ -182,27 +185,35 @@ class Mask(nn.Module, ABC):
         return self._keep(self.__dict__["_own"], make)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        # Parameters that can be trained stay so, unless some are given that cannot.
+        # Trainable parameters stay trainable in inference mode, unless the mask was given tensors that are not.
         given = any(x.is_inference() for x in self.parameters())
         with torch.inference_mode(given and torch.is_inference_mode_enabled()):
             return super()._apply(fn, recurse)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without operators that are kept: copies make their own."""
+        """Leave out cached operators: copies make their own."""
         return {name: value for name, value in self.__dict__.items() if name != "_own"}
 
     def _keep(self, record: Record, make: Callable[[], Operator]) -> Operator:
-        """The operator that ``make`` gives; the one of the last time where nothing has changed that it depends on.
-
-        Args:
-            record: What it is made of apart from the parameters; operators are kept beside it.
-            make: Makes the operator of the values that parameters have now.
-        """
+        """Return the operator cached beside the record, or ``make()`` if anything it depends on has changed."""
         return keep(lambda: record.operators, self, self._state(), (), make)
 
     def extra_repr(self) -> str:
-        """Shown when the module is printed."""
-        return f"{self._graph}, num_heads={self.num_heads}" if self.takes_graph else f"num_heads={self.num_heads}"
+        """Settings shown when the module is printed."""
+        settings = [f"{name}={getattr(self, name)!r}" for name in self._shown]
+        return ", ".join([str(self._graph), *settings] if self.takes_graph else settings)
+
+
+def _add(first: Any, second: Any, sign: float = 1.0) -> Mask:
+    from topomask.masks.sum import SumMask
+
+    for side in (first, second):
+        if not isinstance(side, Mask):
+            raise TypeError(
+                f"A mask can only be added to a mask, but this is a {type(side).__name__}. Wrap a matrix in DenseMask; "
+                "write a constant c as c * LowRankMask(torch.ones(num_nodes, 1)), a list of masks as SumMask(masks)."
+            )
+    return SumMask([first, second], [1.0, sign])
 
 
 def _outside_inference_mode(method: Callable[..., None]) -> Callable[..., None]:
@@ -217,23 +228,9 @@ def _outside_inference_mode(method: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-def _as_graph(graph: Any) -> Graph:
-    if not isinstance(graph, Graph):
-        raise ValueError(
-            f"`graph` must be a topomask.Graph, but is a {type(graph).__name__}. Build one with Graph.from_edges, "
-            "Graph.from_pyg or a builder such as grid_graph."
-        )
-    return graph
-
-
 def check_serves_any_graph(mask: Mask, instead: str) -> None:
-    """A ValueError where a mask cannot be on any graph, which is tried.
-
-    Args:
-        mask: The mask.
-        instead: What to take instead, for the error.
-    """
-    what = f"`mask` is a {type(mask).__name__}, which cannot be on the graph of every call"
+    """Raise unless a mask works on any graph, by trying one; ``instead`` ends the error with what to use."""
+    what = f"`mask` is a {type(mask).__name__}, which does not work on the graph of every call"
     try:
         operator = mask.on(path_graph(3))
     except ValueError as error:
@@ -243,16 +240,16 @@ def check_serves_any_graph(mask: Mask, instead: str) -> None:
 
 
 class GraphMask(Mask):
-    """A mask on the nodes of a graph, in two parts: the record of a graph, and what parameters make of it.
+    """A mask whose operator is computed from the parameters and a cached record of the graph.
 
-    A subclass sets ``_recipe``, how the record is computed of the graph, and writes :meth:`_operator`. Records are
-    computed once per graph, and shared by masks of the same recipe.
+    A subclass sets ``_recipe``, which computes the record from the graph, and implements :meth:`_operator`. A record is
+    computed once per graph, and shared by all masks with the same recipe.
     """
 
     _recipe: Recipe
 
     def on(self, graph: Graph | None = None, walks: Any = None) -> Operator:
-        """The operator on a graph."""
+        """Return the operator on a graph, with the current values of the parameters."""
         graph = self.graph_or(graph, walks)
         record = self._record(graph)
         return self._keep(record, lambda: self._operator(graph, record))
@@ -263,37 +260,37 @@ class GraphMask(Mask):
 
     @abstractmethod
     def _operator(self, graph: Graph, record: Any) -> Operator:
-        """The operator of the values that parameters have now."""
+        """Return the operator with the current values of the parameters."""
 
 
-# The buffer by which processes agree on a seed.
+# The buffer through which processes agree on a seed.
 _OFFER = "_seed_of_first"
 
 
 class SeededModule(nn.Module):
-    """A module with a seed, which is that of the first process once ``DistributedDataParallel`` has wrapped the model.
+    """A module with a seed, which ``DistributedDataParallel`` sets to that of the first process.
 
-    It broadcasts buffers where it wraps a model: there all processes meet, which they may not where a module is built.
-    So the seed stands in a buffer as well. A subclass calls :meth:`_offer_seed` when it has a new one, and
-    :meth:`_follow` before it uses it.
+    Processes may not meet when a module is built, but DDP broadcasts buffers when it wraps a model, so the seed is
+    stored in a buffer too. A subclass calls :meth:`_offer_seed` when its seed changes, and :meth:`_follow` before it
+    uses the seed.
     """
 
-    # The version of the buffer when it was last compared with the seed: -1 for a copy, where it was not yet, and None
-    # once the first process has set it.
+    # The version of the buffer when it was last compared with the seed: -1 for a copy, which has not compared yet, and
+    # None once the first process has set it.
     _compared: int | None = -1
 
     @property
     @abstractmethod
     def _own_seed(self) -> int:
-        """The seed that is in use."""
+        """The seed in use."""
 
     @abstractmethod
     def _take_seed(self, seed: int) -> None:
-        """Have the seed of the first process."""
+        """Use the seed of the first process."""
 
     def _offer_seed(self) -> None:
-        """Let the first process hand its seed to the others."""
-        # Never replaced: all processes must have the same buffers.
+        """Offer this module's seed to the other processes."""
+        # The buffer is never replaced: all processes must have the same buffers.
         offer = self._buffers.get(_OFFER)
         if offer is None:
             device = next((parameter.device for parameter in self.parameters()), None)
@@ -307,7 +304,7 @@ class SeededModule(nn.Module):
         _offering.add(self)
 
     def _follow(self) -> None:
-        """Take the seed of the first process, where one was handed on since it was offered."""
+        """Take the seed of the first process if it was broadcast since the last call."""
         if torch.compiler.is_dynamo_compiling():
             _follow_before_tracing(self._buffers[_OFFER])
             return
@@ -322,12 +319,12 @@ class SeededModule(nn.Module):
         if seed != self._own_seed:
             self._take_seed(seed)
         if was_set and dist.is_available() and dist.is_initialized():
-            # From now on, it is broadcast in every step, and looking would wait for the device.
+            # From now on it is broadcast in every step, and reading it would wait for the device.
             self._compared = None
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        # A copy may have a seed that was handed on and not yet taken.
+        # A copy may hold a seed that was broadcast but not taken yet.
         self._compared = -1
         _offering.add(self)
 
@@ -337,7 +334,7 @@ _offering: WeakSet[SeededModule] = WeakSet()
 
 @constant_when_compiled
 def _follow_before_tracing(offer: Tensor) -> None:
-    """Take the seed of the first process while code is compiled, before that code reads what follows from it."""
+    """Take the seed of the first process during compilation, before compiled code reads what depends on it."""
     for module in list(_offering):
         if module._buffers.get(_OFFER) is offer:
             module._follow()

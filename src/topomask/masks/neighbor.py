@@ -1,4 +1,4 @@
-"""A mask of edges."""
+"""Masks of edges."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ class NeighborMask(GraphMask):
 
     .. math:: M_{ij} = 1 \text{ if } i = j \text{ or there is an edge from } i \text{ to } j, \text{ else } 0
 
-    With softmax attention this is a graph attention layer: the one of PyG's ``TransformerConv``, on the support of its
-    ``GATConv``. There is nothing to learn, so one head serves all.
+    With softmax attention this is a graph attention layer: that of PyG's ``TransformerConv``, on the support of its
+    ``GATConv``. Nothing is learnt, so one head is used for all.
 
-    Row i of the mask is row i of the adjacency matrix, as in the other masks: on a directed graph, a node attends to
-    the nodes that its edges lead to. PyG sends messages along edges, so there a node attends to the nodes that its
-    edges come from. For that, reverse them: ``Graph.from_edges(edge_index.flip(0), directed=True)``.
+    Row i of the mask is row i of the adjacency matrix, as in all masks: on a directed graph, a node attends to the
+    nodes that its edges point to. PyG sends messages along edges, so there a node attends to the nodes that its edges
+    come from. For that, reverse the edges: ``Graph.from_edges(edge_index.flip(0), directed=True)``.
 
     Args:
-        graph: The graph.
-        weighted: Take the weights of the graph as entries, and 1 for self-loops that it does not have.
-        self_loops: Let nodes attend to themselves. Otherwise they do where the graph has a self-loop, and a node
-            without edges attends to nothing, which gives 0.
+        graph: The default graph.
+        weighted: Use the weights of the graph as entries, and 1 for self-loops that it does not have.
+        self_loops: Let all nodes attend to themselves. Otherwise only nodes with a self-loop do, and a node without
+            edges attends to nothing, which gives 0.
 
     Example:
         >>> import topomask as tm
@@ -58,7 +58,7 @@ class NeighborMask(GraphMask):
         return SparseOperator(self, graph, entries, record.tiles)
 
     def extra_repr(self) -> str:
-        """Shown when the module is printed."""
+        """Settings shown when the module is printed."""
         return f"{self.graph}, weighted={self._recipe.weighted}, self_loops={self._recipe.self_loops}"
 
 

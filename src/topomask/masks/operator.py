@@ -1,4 +1,4 @@
-"""A mask on a graph: a linear operator on the tokens."""
+"""Operators: a mask on a graph, as a linear operator on the tokens."""
 
 from __future__ import annotations
 
@@ -25,38 +25,31 @@ if TYPE_CHECKING:
 # What the sum of masked values is divided by, see `topomask.masked_attention`.
 Normalizer = Literal["absolute", "signed", "none"]
 
-# Numbers in the product of one chunk of features when attention goes through products with the mask.
+# Elements in one chunk of features when attention uses products with the mask.
 ELEMENTS_PER_CHUNK = 1 << 24
-# Entries of a dense mask that are kept while no parameter changes.
+# A dense mask with at most this many entries is cached while no parameter changes.
 MAX_KEPT_ENTRIES = 1 << 24
-# Entries are products of numbers; those beyond this, or below its inverse, are taken in float64.
+# Entries are products of factors; factors above this, or below its inverse, are computed in float64.
 _MAX_FACTOR = 2.0**40
 
 _Kept = TypeVar("_Kept")
 
 
 class Cost(NamedTuple):
-    """What an operator costs: counted work over all heads, which is all that the plan of attention looks at."""
+    """The cost of an operator: counted work over all heads. The plan of attention depends on nothing else."""
 
-    # Multiply-adds of one product with one column.
-    product: int
-    # Multiply-adds to form the dense matrix, apart from writing it.
-    dense: int
-    # Multiply-adds to compute the entries before they are used; 0 where they are at hand.
-    refresh: int = 0
-    # About how many entries a sparse operator has, and at most; None for one that is not sparse.
-    pairs: int | None = None
-    max_pairs: int | None = None
-    # Attention over pairs in tiles; None where it goes row by row, or that is not known.
-    tiles: TileWork | None = None
-    # r of an operator that attends as plain linear attention with r times the features; None for any other.
-    rank: int | None = None
-    # Rows of the largest intermediate result of a product, where they are more than queries and keys.
-    inner_rows: int = 0
+    product: int  # multiply-adds of one product with one column
+    dense: int  # multiply-adds to compute the dense matrix, apart from writing it
+    refresh: int = 0  # multiply-adds to compute the entries before they are used; 0 if they are available already
+    pairs: int | None = None  # estimated number of entries of a sparse operator; None if it is not sparse
+    max_pairs: int | None = None  # upper bound on that number
+    tiles: TileWork | None = None  # work of attention over pairs in tiles; None if it goes row by row, or if unknown
+    rank: int | None = None  # r if attention is plain linear attention with r times the features
+    inner_rows: int = 0  # rows of the largest intermediate result of a product, if more than queries and keys
 
 
 def once(method: Callable[[Any], _Kept]) -> Callable[[Any], _Kept]:
-    """A method of an operator whose result is computed once where the operator is kept."""
+    """Cache the result of an operator's method while the operator is cached."""
 
     @wraps(method)
     def find(self: Any) -> _Kept:
@@ -66,7 +59,7 @@ def once(method: Callable[[Any], _Kept]) -> Callable[[Any], _Kept]:
 
 
 def _guarded(method: Callable[..., _Kept]) -> Callable[..., _Kept]:
-    """A method of an operator that raises if a parameter was changed since the operator was made."""
+    """Make an operator's method raise if a parameter has changed since the operator was made."""
 
     @wraps(method)
     def check(self: Any, *arguments: Any) -> _Kept:
@@ -77,32 +70,32 @@ def _guarded(method: Callable[..., _Kept]) -> Callable[..., _Kept]:
 
 
 class Operator(ABC):
-    r"""A mask on a graph: a linear operator M on the tokens, per head, with the values that its parameters have now.
+    r"""A mask on a graph: a linear operator M on the tokens, per head, with the current values of its parameters.
 
-    ``mask.on(graph)`` makes one, in every forward pass: it is cheap. It is a snapshot, and raises when it is used after
-    a parameter of its mask has changed.
+    ``mask.on(graph)`` makes one in every forward pass, which is cheap. An operator is a snapshot: it raises if it is
+    used after a parameter of its mask has changed.
 
-    A subclass writes :meth:`matmul` and :meth:`magnitude`. Everything else follows from these, and may be replaced by
-    something faster: :meth:`entries` and :meth:`cost` where the operator is sparse, :meth:`to_dense` and
-    :meth:`submatrix` where entries can be read off, :meth:`rmatmul` where the transposed product is known or the
-    operations of :meth:`matmul` have no second derivative, :meth:`attend` where attention needs no products.
+    A subclass implements :meth:`matmul` and :meth:`magnitude`. All other methods have defaults, which it can override
+    with faster ones: :meth:`entries` and :meth:`cost` if the operator is sparse, :meth:`to_dense` and :meth:`submatrix`
+    if entries can be read directly, :meth:`rmatmul` if the transposed product is known or :meth:`matmul` is not twice
+    differentiable, and :meth:`attend` if attention needs no products.
 
     Args:
-        mask: The mask that it is made by: it has its heads, device and precision.
-        graph: The graph that the tokens are the nodes of.
-        num_tokens: Tokens, where there is no graph.
+        mask: The mask, from which the operator takes its heads, device and precision.
+        graph: The graph whose nodes are the tokens.
+        num_tokens: Number of tokens, if there is no graph.
 
     Attributes:
-        name: Of the mask, for errors.
-        num_heads: Heads H; an operator with one head serves any number of heads.
+        name: Name of the mask, for errors.
+        num_heads: Heads H; an operator with one head works with any number of heads.
         num_queries: Rows N_q.
         num_keys: Columns N_k.
-        num_graphs: Graphs of a batch.
-        key_groups: Which graph of a batch every key belongs to, [N_k]; None for one graph.
-        dtype: Precision of its entries, float32 at least.
-        device: Where they are.
-        default_normalizer: What attention divides by unless it is told.
-        is_all_ones: Whether every entry is 1, so that attention is plain.
+        num_graphs: Graphs in the batch.
+        key_groups: The graph of every key in a batch, [N_k]; None for one graph.
+        dtype: Precision of the entries, at least float32.
+        device: Device of the entries.
+        default_normalizer: What attention divides by unless told otherwise.
+        is_all_ones: Whether every entry is 1, so that attention is unmasked.
     """
 
     name: str
@@ -116,9 +109,9 @@ class Operator(ABC):
     default_normalizer: Normalizer = "absolute"
     is_all_ones: bool = False
 
-    # Whether what is computed of it is kept: no parameter changes, and no gradient is asked for.
+    # Whether results are cached: no parameter changes, and no gradient is needed.
     _is_kept: bool = False
-    # Whether entries leave the range of float32, so that attention has to be computed in float64.
+    # Whether entries exceed the range of float32, so that attention has to be computed in float64.
     _needs_float64: bool = False
     _watched: tuple[tuple[Tensor, int], ...] = ()
 
@@ -130,19 +123,19 @@ class Operator(ABC):
             num_tokens, self.num_graphs = graph.num_nodes, graph.num_graphs
             self.key_groups = graph.groups_on(self.device)
         if num_tokens is None:
-            raise ValueError(f"The operator of {self.name} has no size. Pass the graph, or num_tokens.")
+            raise ValueError(f"The operator of {self.name} has no size. Pass `graph` or `num_tokens`.")
         self.num_queries = self.num_keys = num_tokens
         self._watch(mask._state(), ())
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Let what subclasses write instead of the defaults raise where a parameter has changed, too."""
+        """Make methods that a subclass overrides raise after a parameter has changed, like the defaults."""
         super().__init_subclass__(**options)
         for name in ("rmatmul", "entries", "to_dense", "submatrix", "magnitude"):
             if name in cls.__dict__:
                 setattr(cls, name, _guarded(cls.__dict__[name]))
 
     def _widen(self, *factors: Tensor) -> bool:
-        """Have entries in float64 where products of these numbers may leave float32; whether that is so."""
+        """Use float64 if products of these factors may exceed the range of float32, and return whether they may."""
         for factor in factors:
             if factor.numel() and factor.device.type == "cpu" and has_values(factor):
                 largest = factor.detach().abs().amax().item()
@@ -153,61 +146,61 @@ class Operator(ABC):
 
     @abstractmethod
     def matmul(self, x: Tensor) -> Tensor:
-        """M x for x [..., H, N_k, C] in float32 or float64."""
+        """Return M x for x [..., H, N_k, C] in float32 or float64."""
 
     @abstractmethod
     def magnitude(self) -> Operator:
-        """An operator that dominates the absolute entries of M; this one where nothing is negative."""
+        """Return an operator that dominates the absolute entries of M: this operator if nothing is negative."""
 
     @_guarded
     def rmatmul(self, x: Tensor) -> Tensor:
-        """M^T x for x [..., H, N_q, C]: by default, the derivative of :meth:`matmul`.
+        """Return M^T x for x [..., H, N_q, C]; by default, the derivative of :meth:`matmul`.
 
-        Inside ``torch.compile`` the default serves products that are made of torch's own operations.
+        Inside ``torch.compile``, the default requires that :meth:`matmul` uses torch operations only.
         """
         return _transposed(self, x)
 
     def product_noise(self, x: Tensor) -> Tensor | None:  # noqa: ARG002
-        """A bound on the rounding error of every entry of a product with x [..., H, N_k, C].
+        """Return a bound on the rounding error of every entry of a product with x [..., H, N_k, C].
 
-        One for all rows, [..., H, 1, C], or one per row, [..., H, N_q, C]. Attention treats a normaliser below this
-        bound as zero. None where an entry that is 0 comes out as 0. For a square operator it also holds for
+        The bound holds for all rows, [..., H, 1, C], or per row, [..., H, N_q, C]. Attention treats a normaliser below
+        this bound as zero. None means that an exact 0 is computed as 0. For a square operator, the bound also holds for
         :meth:`rmatmul`.
         """
         return None
 
     @_guarded
     def entries(self) -> Entries:
-        """The entries of a sparse operator, for reading only: they may be kept."""
-        raise ValueError(f"{self.name} has no sparse entries. Use strategy 'product' or 'dense'.")
+        """Return the entries of a sparse operator. They may be cached: do not write to them."""
+        raise ValueError(f"{self.name} has no sparse entries. Use strategy='product' or strategy='dense'.")
 
     @_guarded
     def to_dense(self) -> Tensor:
-        """M as a dense tensor, [H, N_q, N_k]: by default, products with unit vectors."""
+        """Return M as a dense tensor, [H, N_q, N_k]; by default, from products with unit vectors."""
         return self.submatrix(None, None)
 
     @_guarded
     def submatrix(self, query_nodes: Tensor | None, key_nodes: Tensor | None) -> Tensor:
-        """The entries of M in these rows and columns, [H, n_q, n_k]; None keeps all."""
-        from topomask.masks.submatrix import submatrix_by_products
+        """Return the entries of M in these rows and columns, [H, n_q, n_k]; None selects all."""
+        from topomask.masks.selected import submatrix_by_products
 
         return submatrix_by_products(self, query_nodes, key_nodes)
 
     def select(self, query_nodes: Tensor | None, key_nodes: Tensor | None) -> Operator:
-        """The rows ``query_nodes`` and columns ``key_nodes``; None keeps all."""
+        """Return the operator of the rows ``query_nodes`` and columns ``key_nodes``; None selects all."""
         from topomask.masks.selected import SelectedOperator
 
         return SelectedOperator(self, query_nodes, key_nodes)
 
     def cost(self) -> Cost:
-        """What it costs, for the plan of attention."""
+        """Return the cost of the operator, for the plan of attention."""
         product = 16 * self.num_heads * max(self.num_queries, self.num_keys)
         return Cost(product, dense=product * self.num_keys, refresh=0 if self._is_kept else product)
 
     def attend(self, phi_q: Tensor, phi_k: Tensor, v: Tensor) -> Tensor:
         r"""Unnormalised masked linear attention :math:`\sum_j M_{ij}\,\phi(q_i)^\top\phi(k_j)\,v_j`.
 
-        Goes through products, some features at a time, so memory stays that of the inputs.
+        By default it uses products with M, a few features at a time, so it needs no more memory than the inputs.
 
         Args:
             phi_q: Query features, [..., H, N_q, M].
@@ -233,7 +226,7 @@ class Operator(ABC):
         transformed = is_transformed()
         for start in range(0, num_features, step):
             chunk = (phi_q[..., start : start + step], phi_k[..., start : start + step], v)
-            # Recomputed in the backward pass: kept products would take [N, M, D] numbers. Transforms know no hooks.
+            # Recomputed in the backward pass: saved products would take [N, M, D] numbers. Transforms reject hooks.
             out = out + (part(*chunk) if transformed else checkpoint(part, *chunk, use_reentrant=False))
         return out
 
@@ -244,16 +237,16 @@ class Operator(ABC):
             q: Queries, or their features, [B, H, N_q, M].
             k: Keys, or their features, [B, H, N_k, M].
             v: Values, [B, H, N_k, D].
-            sums: What is summed over pairs.
+            sums: What to sum over pairs.
             is_key: Which keys count in softmax attention, [B, H, N_k]. Default: all.
 
         Returns:
-            The result, [B, H, N_q, D], and its normaliser.
+            The attended values, [B, H, N_q, D], and the normaliser.
         """
         return attend_entries(self.entries(), self.num_heads, q, k, v, sums, is_key)
 
     def __matmul__(self, x: Tensor) -> Tensor:
-        """M x, for x [..., H, N_k, C] in any precision; sums are taken in at least float32."""
+        """Return M x for x [..., H, N_k, C] in any precision. Sums are accumulated in at least float32."""
         self._check_unchanged()
         if x.ndim < 3 or x.shape[-2] != self.num_keys or (self.num_heads > 1 and x.shape[-3] != self.num_heads):
             raise ValueError(
@@ -263,7 +256,7 @@ class Operator(ABC):
         with nullcontext() if x.is_meta else torch.autocast(x.device.type, enabled=False):
             return self.matmul(x.to(torch.promote_types(x.dtype, torch.float32))).to(x.dtype)
 
-    # Inside ``torch.compile``, which does not know the operator @, write ``operator(x)``.
+    # Inside ``torch.compile``, which does not support @ here, write ``operator(x)``.
     __call__ = __matmul__
 
     def __repr__(self) -> str:
@@ -271,7 +264,7 @@ class Operator(ABC):
         return f"{type(self).__name__}({size})"
 
     def _adopt(self, other: Operator, num_queries: int, num_keys: int) -> None:
-        """Be of the kind of another operator that this one is made of, with other queries and keys."""
+        """Copy the attributes of an operator that this one is built from, with other queries and keys."""
         self.name = other.name
         self.num_heads, self.num_graphs, self.key_groups = other.num_heads, other.num_graphs, other.key_groups
         self.dtype, self.device = other.dtype, other.device
@@ -280,16 +273,16 @@ class Operator(ABC):
         self.num_queries, self.num_keys = num_queries, num_keys
 
     def _copy(self, **changes: Any) -> Self:
-        """The same operator but for some attributes; what is kept of this one is not kept of it."""
+        """Return a copy with some attributes changed and an empty cache."""
         other = object.__new__(type(self))
         other.__dict__.update(self.__dict__ | changes)
         other.__dict__.pop("_kept", None)
         return other
 
     def _once(self, name: Any, make: Callable[[], _Kept]) -> _Kept:
-        """What ``make`` gives, computed once where the operator is kept.
+        """Return ``make()``, cached if the operator is cached.
 
-        In training nothing is kept: what one layer computed inside a checkpoint must not be found by another.
+        Nothing is cached in training: a layer must not reuse what another computed inside a checkpoint.
         """
         if not self._is_kept:
             return make()
@@ -300,31 +293,31 @@ class Operator(ABC):
         return kept[name]
 
     def _dense_weights(self) -> Tensor:
-        """M as :meth:`to_dense` gives it, for reading only: kept where it is small."""
+        """Return :meth:`to_dense`, cached if it is small: do not write to it."""
         is_small = self.num_heads * self.num_queries * self.num_keys <= MAX_KEPT_ENTRIES
         return self._once("dense", self.to_dense) if is_small else self.to_dense()
 
     def _watch(self, state: Sequence[Tensor], parts: Sequence[Operator]) -> None:
-        """Remember in which state tensors are that it depends on, and operators that it is made of."""
+        """Remember the versions of the tensors that this operator and its parts depend on."""
         if not torch.compiler.is_compiling():
             self._watched = tuple((x, x._version) for x in state if not x.is_inference())
             for part in parts:
                 self._watched += part._watched
 
     def _check_unchanged(self) -> None:
-        """A RuntimeError if a parameter was changed since the operator was made."""
+        """Raise if a parameter has changed since the operator was made."""
         if torch.compiler.is_compiling():
             return
         for tensor, version in self._watched:
             if tensor._version != version:
                 raise RuntimeError(
                     f"A parameter of the mask has changed since this {type(self).__name__} was made. An operator is a "
-                    "snapshot: call mask.on(graph) again, in every forward pass."
+                    "snapshot: call mask.on(graph) again in every forward pass."
                 )
 
 
 def _transposed(operator: Operator, x: Tensor) -> Tensor:
-    """The derivative of <M z, x> in z, which is M^T x, with gradients of its own where they are asked for."""
+    """Return M^T x, the derivative of <M z, x> with respect to z, itself differentiable if gradients are enabled."""
     shape = (*x.shape[:-2], operator.num_keys, x.shape[-1])
     if torch.compiler.is_compiling() or is_transformed():
         zeros = torch.zeros(shape, dtype=x.dtype, device=x.device)

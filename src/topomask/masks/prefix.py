@@ -1,4 +1,4 @@
-"""Tokens that see and are seen by all, in front of a mask."""
+"""Prefix tokens in front of a mask, such as CLS tokens."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from torch.nn import functional as F
 from topomask.graph import Graph
 from topomask.graph.input import check_integer
 from topomask.masks.composition import check_masks, keep_joined, sample_walks
-from topomask.masks.entries import Entries, PairSums, attend_entries
-from topomask.masks.graph_sums import spread_per_graph, sum_per_graph
+from topomask.masks.entries import Entries, PairSums, Shape, attend_entries, pattern_shapes
+from topomask.masks.graph_blocks import spread_per_graph, sum_per_graph
 from topomask.masks.mask import Mask
 from topomask.masks.operator import Cost, Operator, once
 from topomask.ops import segments
@@ -22,12 +22,12 @@ from topomask.ops.sparse_product import Pattern, make_pattern
 
 
 class PrefixMask(Mask):
-    r"""A mask with tokens in front that see and are seen by all, such as CLS tokens.
+    r"""A mask with prefix tokens, such as CLS tokens, that attend to all tokens and are attended to by all.
 
     .. math:: M' = \begin{pmatrix} 1 & 1 \\ 1 & M \end{pmatrix}
 
-    On a batch of graphs every graph gets its own prefix tokens, which see that graph alone. The tokens come in the
-    order (prefix of graph 1, prefix of graph 2, ..., nodes).
+    On a batch, every graph gets its own prefix tokens, which see that graph only. Tokens are ordered as (prefix of
+    graph 1, prefix of graph 2, ..., nodes).
 
     Args:
         mask: The mask on the nodes.
@@ -42,7 +42,7 @@ class PrefixMask(Mask):
     """
 
     def __init__(self, mask: Mask, num_prefix: int = 1) -> None:
-        check_masks([mask], "mask")
+        check_masks({"mask": mask})
         check_integer("num_prefix", num_prefix, 1)
         super().__init__(num_heads=mask.num_heads)
         self.mask, self.num_prefix = mask, num_prefix
@@ -50,7 +50,7 @@ class PrefixMask(Mask):
 
     @property
     def graph(self) -> Graph | None:
-        """That of the mask behind the prefix."""
+        """The graph of the mask behind the prefix."""
         return self.mask.graph
 
     @graph.setter
@@ -58,22 +58,17 @@ class PrefixMask(Mask):
         self.mask.graph = graph
 
     def sample(self, graph: Graph) -> Any:
-        """Walks of the mask behind the prefix, for :meth:`on`; None where it does not walk."""
+        """Return walks of the mask behind the prefix, for :meth:`on`; None if it does not use walks."""
         return sample_walks(self.mask, graph)
 
     def on(self, graph: Graph | None = None, walks: Any = None) -> Operator:
-        """The prefix in front of the mask on a graph."""
+        """Return the operator on a graph, with the current values of the parameters."""
         inner = self.mask.on(graph, walks)
         return keep_joined(self, [inner], lambda: PrefixOperator(inner, self.num_prefix))
 
 
 class PrefixOperator(Operator):
-    """Prefix tokens in front of an operator.
-
-    Args:
-        inner: The operator on the nodes.
-        num_prefix: Prefix tokens per graph.
-    """
+    """Prefix tokens, ``num_prefix`` per graph, in front of the operator ``inner`` on the nodes."""
 
     def __init__(self, inner: Operator, num_prefix: int) -> None:
         if inner.num_queries != inner.num_keys:
@@ -88,7 +83,7 @@ class PrefixOperator(Operator):
             self.key_groups = torch.cat([prefix, inner.key_groups])
 
     def _multiply(self, x: Tensor, nodes: Tensor) -> Tensor:
-        """Join the product of the nodes with what prefix tokens send and receive."""
+        """Add what prefix tokens send and receive to the product of the nodes."""
         start, groups = self._start, self.key_groups
         is_prefix = torch.arange(x.shape[-2], device=x.device)[:, None] < start
         all_tokens, prefix = (sum_per_graph(part, groups, self.num_graphs) for part in (x, x * is_prefix))
@@ -105,24 +100,20 @@ class PrefixOperator(Operator):
         return self._multiply(x, self._inner.rmatmul(x[..., self._start :, :]))
 
     def product_noise(self, x: Tensor) -> Tensor | None:
-        """That of the mask: sums over the prefix are exact."""
+        """The noise of the inner operator: sums over the prefix are exact."""
         noise = self._inner.product_noise(x[..., self._start :, :])
         return noise if noise is None or noise.shape[-2] == 1 else F.pad(noise, (0, 0, self._start, 0))
 
     def to_dense(self) -> Tensor:
         """M', [H, N, N]."""
         nodes, groups, start = self._inner.to_dense(), self.key_groups, self._start
-        same = (
-            nodes.new_ones(self.num_queries, self.num_queries)
-            if groups is None
-            else (groups[:, None] == groups).to(nodes.dtype)
-        )
-        top = same[:start].expand(self.num_heads, -1, -1)
-        left = same[start:, :start].expand(self.num_heads, -1, -1)
-        return torch.cat([top, torch.cat([left, nodes], dim=2)], dim=1)
+        if groups is None:
+            groups = torch.zeros(self.num_queries, dtype=torch.int64, device=nodes.device)
+        same = (groups[:, None] == groups).to(nodes.dtype).expand(self.num_heads, -1, -1)
+        return torch.cat([same[:, :start], torch.cat([same[:, start:, :start], nodes], dim=2)], dim=1)
 
     def magnitude(self) -> PrefixOperator:
-        """The prefix in front of the magnitude of the mask."""
+        """The prefix in front of the magnitude of the inner operator."""
         inner = self._inner.magnitude()
         if inner is self._inner:
             return self
@@ -130,23 +121,19 @@ class PrefixOperator(Operator):
 
     @once
     def entries(self) -> Entries:
-        """The entries of the mask, and ones between a prefix token and every token of its graph."""
+        """The entries of the inner operator, and ones between a prefix token and every token of its graph."""
         inner, values, magnitudes = self._inner.entries()
         heads = self.num_heads // len(values)
         groups = [] if self.key_groups is None else [self.key_groups]
         *pattern, order = _prefix_pattern([*inner, *groups], [heads, self._num_prefix, self.num_graphs])
-        ones = values.new_ones(len(values), heads * self._num_ones())
+        # Every token attends to the prefix tokens of its graph, and they attend to it.
+        ones = values.new_ones(len(values), heads * self._num_prefix * (2 * self.num_queries - self._start))
         found = torch.cat([values, ones], dim=1)[:, order]
-        if magnitudes is values:
-            return Entries(Pattern(*pattern), found, found)
-        return Entries(Pattern(*pattern), found, torch.cat([magnitudes, ones], dim=1)[:, order])
-
-    def _num_ones(self) -> int:
-        """Ones of the prefix, per head: every token meets the prefix tokens of its graph, and the reverse."""
-        return self._num_prefix * (2 * self.num_queries - self._start)
+        same = magnitudes is values
+        return Entries(Pattern(*pattern), found, found if same else torch.cat([magnitudes, ones], dim=1)[:, order])
 
     def attend_pairs(self, q: Tensor, k: Tensor, v: Tensor, sums: PairSums, is_key: Tensor | None = None) -> Attended:
-        """Attention over the entries of the mask, as fast as it has it, and beside it what prefix tokens add."""
+        """Attention of the inner operator over its entries, plus what prefix tokens add."""
         if sums.softmax or sums.absolute or self.num_graphs > 1:
             return attend_entries(self.entries(), self.num_heads, q, k, v, sums, is_key)
         if not sums.normalize:
@@ -159,7 +146,7 @@ class PrefixOperator(Operator):
         return divide(self._sum_pairs(self._inner, q, k, v), self._sum_pairs(magnitude, q, k, ones))
 
     def _sum_pairs(self, inner: Operator, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Unnormalised attention [B, H, P + N, D] with an operator on the nodes behind the prefix."""
+        """Return unnormalised attention [B, H, P + N, D] with an operator on the nodes behind the prefix."""
         start = self._start
         nodes = inner.attend_pairs(q[:, :, start:], k[:, :, start:], v[:, :, start:], PairSums(normalize=False)).out
         from_prefix = (q[:, :, start:] @ k[:, :, :start].mT) @ v[:, :, :start]
@@ -167,7 +154,7 @@ class PrefixOperator(Operator):
         return torch.cat([prefix, nodes + from_prefix], dim=2)
 
     def cost(self) -> Cost:
-        """That of the mask, one pass over the tokens, and the entries of the prefix."""
+        """The cost of the inner operator, one pass over the tokens, and the entries of the prefix."""
         cost = self._inner.cost()
         ones = 2 * self.num_heads * self._num_prefix * self.num_queries
         return cost._replace(
@@ -179,19 +166,16 @@ class PrefixOperator(Operator):
         )
 
 
-def _shapes(tensors: list[Tensor], numbers: list[int]) -> list[tuple[int | None, torch.dtype]]:
+def _shapes(tensors: list[Tensor], numbers: list[int]) -> list[Shape]:
     heads, num_prefix, num_graphs = numbers
     rows = tensors[0].shape[0] - 1 + heads * num_prefix * num_graphs
-    tokens = rows // heads
-    count = tensors[1].shape[0] + heads * num_prefix * (2 * tokens - num_prefix * num_graphs)
-    columns, pointers = (count, segments.index_type(rows + 1)), (rows + 1, torch.int64)
-    # Pairs that are formed fit in int32; inside compiled code their number may be unknown.
-    return [pointers, columns, pointers, columns, (count, torch.int32), (count, torch.int64)]
+    count = tensors[1].shape[0] + heads * num_prefix * (2 * (rows // heads) - num_prefix * num_graphs)
+    return [*pattern_shapes(rows, rows, count), (count, torch.int64)]
 
 
 @derivation(_shapes)
 def _prefix_pattern(tensors: list[Tensor], numbers: list[int]) -> list[Tensor]:
-    """The pattern behind a prefix, and where its entries stand in (entries of the mask, ones of the prefix)."""
+    """Return the pattern with a prefix, and the index of its entries in (entries of the mask, ones of the prefix)."""
     inner = Pattern(*tensors[:5])
     heads, num_prefix, num_graphs = numbers
     start = num_prefix * num_graphs
@@ -201,18 +185,12 @@ def _prefix_pattern(tensors: list[Tensor], numbers: list[int]) -> list[Tensor]:
     head, row, column = row // max(1, nodes), row % max(1, nodes), column % max(1, nodes)
     places = (head * size + start + row) * (heads * size) + head * size + start + column
     groups = tensors[5] if len(tensors) > 5 else torch.zeros(size, dtype=torch.int64, device=row.device)
-    first_head = _prefix_places(groups, num_prefix, start, heads * size)
+    # The ones of the first head: between every token and the prefix tokens of its graph, in both directions.
+    token = torch.arange(size, device=row.device)[:, None]
+    prefix = groups[:, None] * num_prefix + torch.arange(num_prefix, device=row.device)
+    down, across = token * (heads * size) + prefix, prefix[start:] * (heads * size) + token[start:]
+    first_head = torch.cat([down.flatten(), across.flatten()])
     shifts = torch.arange(heads, device=row.device)[:, None] * (size * heads * size + size)
     places, order = torch.cat([places, (shifts + first_head).flatten()]).sort()
     counts = torch.bincount(places // (heads * size), minlength=heads * size)
     return [*make_pattern(segments.pointers(counts), places % (heads * size), heads * size), order]
-
-
-def _prefix_places(groups: Tensor, num_prefix: int, start: int, width: int) -> Tensor:
-    """Places row * width + column, in the first head, of the ones that the prefix adds."""
-    token = torch.arange(len(groups), device=groups.device)
-    # Every token meets the prefix tokens of its graph.
-    prefix = groups[:, None] * num_prefix + torch.arange(num_prefix, device=groups.device)
-    down = (token[:, None] * width + prefix).flatten()
-    across = (prefix[start:] * width + token[start:, None]).flatten()
-    return torch.cat([down, across])

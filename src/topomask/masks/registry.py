@@ -1,6 +1,6 @@
-"""Masks by name: what each is, and where it lives. A mask is imported when it is asked for.
+"""The registry of masks by name. A mask is imported when it is first used.
 
-A new mask has a file of its own, and an entry and an import here, where ``topomask`` takes its name from.
+A new mask needs its own file, and an entry and an import here, from which ``topomask`` takes its name.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
-    # What type checkers know as topomask.WalkMask, and so on.
+    # For type checkers, which find topomask.WalkMask and the others here.
     from topomask.masks.all_pairs import AllPairsMask as AllPairsMask
     from topomask.masks.degree import DegreeMask as DegreeMask
     from topomask.masks.dense import DenseMask as DenseMask
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from topomask.masks.visit import VisitMask as VisitMask
     from topomask.masks.walk import WalkMask as WalkMask
 
-# What the first argument of a mask is; the first four can be read off a graph.
+# The first argument of a mask; the first four can be read from a graph.
 Place = Literal["graph", "num_nodes", "shape", "dim", "matrix", "masks"]
 
 Settings = Mapping[str, Any]
@@ -41,18 +41,18 @@ Settings = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class MaskEntry:
-    """What is known of a mask before it is imported.
+    """What is known about a mask before it is imported.
 
     Attributes:
-        home: The module of :mod:`topomask.masks` that it lives in, and its class, or the method of the class that makes
-            it, as in ``"forest:ForestMask.from_graph"``.
-        about: What it is, in a few words.
+        home: Its module in :mod:`topomask.masks`, and its class or the class method that makes it, as in
+            ``"forest:ForestMask.from_graph"``.
+        about: A short description.
         product: Time of a product, with N nodes and E edges.
         place: Its first argument.
-        example: A kind of graph that it can be on, as ``topomask mask --graph`` takes it.
-        picture: Settings that show more than the defaults; left out where one of them is given.
-        in_models: Settings that graph transformers start from; None where they do not take it by name.
-        model_names: What graph transformers call its options, where they have other names for them.
+        example: A kind of graph that it works on, as in ``topomask mask --graph``.
+        picture: Settings that show more than the defaults; ignored if any of them is given.
+        in_models: Default settings in graph transformers; None if they do not accept it by name.
+        model_names: The names of its options in graph transformers, if they differ.
     """
 
     home: str
@@ -66,7 +66,7 @@ class MaskEntry:
 
     @property
     def module(self) -> str:
-        """The module that it lives in."""
+        """The name of its module."""
         return self.home.partition(":")[0]
 
     @property
@@ -75,14 +75,14 @@ class MaskEntry:
         return self.home.partition(":")[2].partition(".")[0]
 
     def load(self) -> Callable[..., Any]:
-        """The class, or the method that makes the mask."""
+        """Import and return the class, or the class method that makes the mask."""
         found: Any = importlib.import_module(f"topomask.masks.{self.module}")
         for name in self.home.partition(":")[2].split("."):
             found = getattr(found, name)
         return found
 
     def options(self) -> dict[str, inspect.Parameter]:
-        """Its arguments, the first aside."""
+        """Return its arguments except the first."""
         kind = getattr(importlib.import_module(f"topomask.masks.{self.module}"), self.class_name)
         _, *options = inspect.signature(kind).parameters.values()
         return {option.name: option for option in options}
@@ -93,7 +93,7 @@ MASKS: dict[str, MaskEntry] = {
         "walk:WalkMask",
         "graph random features: a learnt power series of the adjacency matrix, estimated by walks",
         "O(N)",
-        # Graphs have hubs, where walks of many nodes meet.
+        # Graphs may have hubs, where the walks of many nodes meet.
         in_models={"symmetric": False},
     ),
     "visit": MaskEntry(
@@ -108,7 +108,7 @@ MASKS: dict[str, MaskEntry] = {
         "a learnt power series of the adjacency matrix, exact",
         "O(K E)",
         # The heat kernel.
-        picture={"coefficients": [math.exp(-2.0) * 2.0**k / math.factorial(k) for k in range(11)]},
+        picture={"coefficients": [math.exp(-2.0) * 2.0**k / math.factorial(k) for k in range(11)], "order": 10},
         # The highest power: graph transformers start from 2^-k.
         in_models={"coefficients": 4},
         model_names={"coefficients": "max_length"},
@@ -154,7 +154,7 @@ MASKS: dict[str, MaskEntry] = {
         example="path",
     ),
     "learned-features": MaskEntry(
-        "learned_features:LearnedFeatureMask", "free features per token that know of no graph", "O(N^2)", "num_nodes"
+        "learned_features:LearnedFeatureMask", "free features per token, without a graph", "O(N^2)", "num_nodes"
     ),
     "low-rank": MaskEntry("low_rank:LowRankMask", "a given product of two thin matrices", "O(N r)", "matrix"),
     "dense": MaskEntry("dense:DenseMask", "a given matrix", "O(N^2)", "matrix"),
@@ -162,11 +162,12 @@ MASKS: dict[str, MaskEntry] = {
     "kronecker": MaskEntry(
         "kronecker:KroneckerMask", "a mask on time times one on space", "that of the parts", "masks"
     ),
-    "prefix": MaskEntry("prefix:PrefixMask", "tokens that see and are seen by all", "that of the part", "masks"),
+    "prefix": MaskEntry(
+        "prefix:PrefixMask", "prefix tokens, such as CLS, that see all and are seen by all", "that of the part", "masks"
+    ),
 }
 
-# Their classes.
 CLASS_NAMES = sorted({entry.class_name for entry in MASKS.values()})
 
-# Those that a graph is enough for.
+# Masks that need nothing but a graph.
 ON_GRAPHS = {name: entry for name, entry in MASKS.items() if entry.place not in ("matrix", "masks")}

@@ -1,13 +1,12 @@
-"""Some rows and columns of an operator."""
+"""Rows and columns of operators."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from topomask.masks.entries import Entries
+from topomask.masks.entries import Entries, Shape, pattern_shapes
 from topomask.masks.operator import Cost, Operator
-from topomask.masks.submatrix import gather, scatter
 from topomask.ops import segments
 from topomask.ops.derived import derivation
 from topomask.ops.registration import has_values
@@ -15,18 +14,10 @@ from topomask.ops.sparse_product import Pattern, make_pattern
 
 
 class SelectedOperator(Operator):
-    """The rows ``query_nodes`` and columns ``key_nodes`` of an operator, for cross-attention.
-
-    Args:
-        whole: The operator.
-        query_nodes: Node of every query, [N_q]. Default: all nodes in order.
-        key_nodes: Node of every key, [N_k]. Default: all nodes in order.
-    """
+    """The rows ``query_nodes`` [N_q] and columns ``key_nodes`` [N_k] of an operator, for cross-attention."""
 
     def __init__(self, whole: Operator, query_nodes: Tensor | None = None, key_nodes: Tensor | None = None) -> None:
-        num_queries = whole.num_queries if query_nodes is None else len(query_nodes)
-        num_keys = whole.num_keys if key_nodes is None else len(key_nodes)
-        self._adopt(whole, num_queries, num_keys)
+        self._adopt(whole, *_sizes(whole, query_nodes, key_nodes))
         # A selection is made for one call.
         self._is_kept = False
         self._whole, self._query_nodes, self._key_nodes = whole, query_nodes, key_nodes
@@ -34,25 +25,25 @@ class SelectedOperator(Operator):
             self.key_groups = self.key_groups[key_nodes.to(self.key_groups.device)]
 
     def matmul(self, x: Tensor) -> Tensor:
-        """Put keys on their nodes, multiply, and read the queries' nodes."""
+        """Put keys on their nodes, multiply, and read the nodes of the queries."""
         return gather(self._whole.matmul(scatter(x, self._key_nodes, self._whole.num_keys)), self._query_nodes)
 
     def rmatmul(self, x: Tensor) -> Tensor:
-        """Put queries on their nodes, multiply, and read the keys' nodes."""
+        """Put queries on their nodes, multiply, and read the nodes of the keys."""
         return gather(self._whole.rmatmul(scatter(x, self._query_nodes, self._whole.num_queries)), self._key_nodes)
 
     def product_noise(self, x: Tensor) -> Tensor | None:
-        """That of the whole, in the queries' rows where rows differ."""
+        """The noise of the whole operator, in the rows of the queries."""
         noise = self._whole.product_noise(scatter(x, self._key_nodes, self._whole.num_keys))
         return noise if noise is None or noise.shape[-2] == 1 else gather(noise, self._query_nodes)
 
     def submatrix(self, query_nodes: Tensor | None, key_nodes: Tensor | None) -> Tensor:
-        """Rows and columns of the rows and columns."""
+        """Rows and columns of the selection."""
         found = self._whole.submatrix(_choose(self._query_nodes, query_nodes), _choose(self._key_nodes, key_nodes))
         return found.expand(self.num_heads, -1, -1)
 
     def magnitude(self) -> SelectedOperator:
-        """The same places of the operator's magnitude."""
+        """The same rows and columns of the operator's magnitude."""
         inner = self._whole.magnitude()
         return self if inner is self._whole else SelectedOperator(inner, self._query_nodes, self._key_nodes)
 
@@ -67,7 +58,7 @@ class SelectedOperator(Operator):
         return Entries(Pattern(*pattern), found, found if magnitudes is values else magnitudes[:, entry])
 
     def cost(self) -> Cost:
-        """That of the whole, times the copies of a node; entries are put together anew."""
+        """The cost of the whole operator, times the copies of a node; entries are gathered in every call."""
         cost = self._whole.cost()
         copies = _largest_count(self._query_nodes) * _largest_count(self._key_nodes)
         return cost._replace(
@@ -81,12 +72,55 @@ class SelectedOperator(Operator):
         )
 
 
+def submatrix_by_products(operator: Operator, query_nodes: Tensor | None, key_nodes: Tensor | None) -> Tensor:
+    """Return rows and columns of M, [H, n_q, n_k], from products with unit vectors on the smaller side."""
+    num_queries, num_keys = _sizes(operator, query_nodes, key_nodes)
+    dtype, device = operator.dtype, operator.device
+    probe = torch.zeros(operator.num_heads, operator.num_keys, 1, dtype=dtype, device=device)
+    noisy = operator.product_noise(probe) is not None
+    # The noise of transposed products is known for square operators only, and the compiler does not support the
+    # derivative of every product.
+    can_transpose = not (noisy and operator.num_queries != operator.num_keys) and not torch.compiler.is_compiling()
+    few_queries = num_queries < num_keys and can_transpose
+    few, many = (query_nodes, key_nodes) if few_queries else (key_nodes, query_nodes)
+    # Entries may be much smaller than the noise of a product in single precision.
+    work = torch.float64 if noisy else dtype
+    eye = torch.eye(num_queries if few_queries else num_keys, dtype=work, device=device)
+    size = operator.num_queries if few_queries else operator.num_keys
+    x = scatter(eye.expand(operator.num_heads, -1, -1), few, size)
+    dense = gather(operator.rmatmul(x) if few_queries else operator.matmul(x), many)
+    if noisy:
+        noise = operator.product_noise(x)
+        assert noise is not None
+        # Entries within the noise become 0, so that a nonnegative operator has no negative entries here.
+        noise = noise if noise.shape[-2] == 1 else gather(noise, many)
+        dense = dense.masked_fill(dense.detach().abs() <= noise, 0.0)
+    return (dense.mT if few_queries else dense).to(dtype)
+
+
+def gather(x: Tensor, nodes: Tensor | None) -> Tensor:
+    """Return the rows of nodes, or all rows for None."""
+    return x if nodes is None else x.index_select(-2, nodes.to(x.device))
+
+
+def scatter(x: Tensor, nodes: Tensor | None, size: int) -> Tensor:
+    """Put rows on nodes, and add up those on the same node."""
+    if nodes is None:
+        return x
+    return x.new_zeros(*x.shape[:-2], size, x.shape[-1]).index_add(-2, nodes.to(x.device), x)
+
+
+def _sizes(operator: Operator, query_nodes: Tensor | None, key_nodes: Tensor | None) -> tuple[int, int]:
+    num_queries = operator.num_queries if query_nodes is None else len(query_nodes)
+    return num_queries, operator.num_keys if key_nodes is None else len(key_nodes)
+
+
 def _choose(nodes: Tensor | None, places: Tensor | None) -> Tensor | None:
     return nodes if places is None else places if nodes is None else nodes[places.to(nodes.device)]
 
 
 def _largest_count(nodes: Tensor | None) -> int:
-    """How often a node appears at most."""
+    """The largest number of times that a node appears."""
     if nodes is None or not has_values(nodes) or not len(nodes):
         return 1
     return int(torch.bincount(nodes).max())
@@ -97,16 +131,13 @@ def _per_head(nodes: Tensor | None, size: int, num_heads: int, device: torch.dev
     return (torch.arange(num_heads, device=device)[:, None] * size + chosen).flatten()
 
 
-def _shapes(tensors: list[Tensor], _: list[int]) -> list[tuple[int | None, torch.dtype]]:
-    rows, keys = tensors[0].shape[0], tensors[1].shape[0]
-    kind = segments.index_type(max(rows, keys) + 1)
-    unknown = [(None, kind), (None, torch.int32), (None, torch.int64)]
-    return [(rows + 1, torch.int64), (None, kind), (keys + 1, torch.int64), *unknown]
+def _shapes(tensors: list[Tensor], _: list[int]) -> list[Shape]:
+    return [*pattern_shapes(tensors[0].shape[0], tensors[1].shape[0]), (None, torch.int64)]
 
 
 @derivation(_shapes)
 def _select(tensors: list[Tensor], _: list[int]) -> list[Tensor]:
-    """The pattern of some rows and keys of a pattern, and which entries stand there."""
+    """Return the pattern of some rows and keys of a pattern, and the indices of its entries."""
     rows, keys = tensors[:2]
     whole = Pattern(*tensors[2:])
     num_columns = len(whole.column_ptr) - 1

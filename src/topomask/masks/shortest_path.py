@@ -1,4 +1,4 @@
-"""A mask of shortest-path distances."""
+"""Masks of shortest-path distances."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from topomask.masks.sparse import SparseOperator
 from topomask.ops.registration import has_values
 from topomask.walks.modulation import table_per_head
 
-# Pairs of nodes of the same graph, which is one graph of 8,192 nodes: with 8 heads, their weights in float32 take 2 GB,
-# and it takes seconds to find their distances.
+# Pairs of nodes of the same graph, as in one graph of 8,192 nodes: with 8 heads, their weights in float32 take 2 GB,
+# and their distances take seconds to compute.
 MAX_NODE_PAIRS = 1 << 26
 
 DEFAULT_MAX_DISTANCE = 8
-# Beyond this, exponentials of biases are taken in float64: those of float32 end at 88.
+# Exponentials of larger biases are computed in float64: float32 overflows at 88.
 MAX_BIAS = 40.0
-# Inside torch.compile and torch.func, where numbers cannot be looked at, biases count up to this size.
+# Inside torch.compile and torch.func, where values cannot be inspected, biases are clamped to this size.
 MAX_COMPILED_BIAS = 80.0
-# Nodes of small graphs that go to SciPy in one call, and distances that one call returns.
+# Nodes of small graphs that are passed to SciPy in one call, and distances that one call returns.
 _NODES_PER_CALL = 256
 _DISTANCES_PER_CALL = 1 << 22
 
@@ -43,27 +43,27 @@ class ShortestPathMask(GraphMask):
 
     .. math:: M_{ij} = w_{b(i, j)}, \qquad b(i, j) = \min(\mathrm{dist}(i, j), \texttt{max\_distance})
 
-    With ``bias=True``, :math:`M_{ij} = \exp w_{b(i, j)}`, so that softmax attention is the one of Graphormer,
+    With ``bias=True``, :math:`M_{ij} = \exp w_{b(i, j)}`, so that softmax attention is that of Graphormer,
     :math:`\mathrm{softmax}(q_i^\top k_j / \sqrt D + w_{b(i, j)})`.
 
     Distances are numbers of hops, along the direction of edges from i to j. They are computed once per graph and
-    kept as small integers. Nodes of different graphs of a batch never see each other, and no weights are formed for
-    them but by the strategy ``"dense"``.
+    stored as small integers. Nodes of different graphs of a batch never attend to each other, and only the strategy
+    ``"dense"`` computes weights for them.
 
     Args:
-        graph: The graph that the mask is on unless another is given, or a batch, with up to 67,108,864 (8,192 squared)
-            pairs of nodes of the same graph.
+        graph: The default graph, or a batch of graphs, with up to 67,108,864 (8,192 squared) pairs of nodes of the same
+            graph.
         num_heads: Heads; each has its own weights.
-        max_distance: This distance and any larger one share one weight. Default: 8.
-        boundaries: Take sums of edge weights as distances, and these ends of their buckets, ascending: bucket 0 holds
-            distances up to ``boundaries[0]``, bucket b those above ``boundaries[b - 1]`` and up to ``boundaries[b]``,
-            the last one all above. Not together with ``max_distance``.
+        max_distance: This distance and all larger ones share one weight. Default: 8.
+        boundaries: Use sums of edge weights as distances, with these upper ends of their buckets, ascending: bucket 0
+            holds distances up to ``boundaries[0]``, bucket b those above ``boundaries[b - 1]`` and up to
+            ``boundaries[b]``, and the last bucket all above. Excludes ``max_distance``.
         initial: Initial weights (with ``bias=True``, biases) per bucket, [K] or [H, K] with K = max_distance + 1 or
-            len(boundaries) + 1. Default: :math:`2^{-b}`, or biases 0, where attention starts as if there were no mask.
-        unreachable: Initial weight (or bias) of pairs in one graph without a path, which is then learnt too. Default:
-            they have weight 0 for good.
-        bias: Learn biases inside the exponential of softmax attention. Where one is above 40 or below -40, exponentials
-            and attention are computed in float64, which holds them up to 700; not inside ``torch.compile``.
+            len(boundaries) + 1. Default: :math:`2^{-b}`, or biases 0, with which attention starts unmasked.
+        unreachable: Initial weight (or bias) of pairs of the same graph without a path, which is then learnt too.
+            Default: a fixed weight of 0.
+        bias: Learn biases inside the exponential of softmax attention. If one is above 40 or below -40, exponentials
+            and attention are computed in float64, which holds biases up to 700; not inside ``torch.compile``.
 
     Example:
         >>> import topomask as tm
@@ -92,15 +92,13 @@ class ShortestPathMask(GraphMask):
         check_integer("num_heads", num_heads, 1)
         super().__init__(graph, num_heads)
         ends = None if boundaries is None else _check_boundaries(boundaries, max_distance)
-        if ends is None:
-            max_distance = DEFAULT_MAX_DISTANCE if max_distance is None else max_distance
-            check_integer("max_distance", max_distance, 0, torch.iinfo(torch.int16).max - 1)
-            size, text = max_distance + 1, f"max_distance + 1={max_distance + 1}"
-        else:
-            size, text = len(ends) + 1, f"len(boundaries) + 1={len(ends) + 1}"
+        max_distance = DEFAULT_MAX_DISTANCE if max_distance is None else max_distance
+        check_integer("max_distance", max_distance, 0, torch.iinfo(torch.int16).max - 1)
+        size = max_distance + 1 if ends is None else len(ends) + 1
+        text = f"{'max_distance' if ends is None else 'len(boundaries)'} + 1={size}"
         if initial is None:
             initial = torch.zeros(size) if bias else 0.5 ** torch.arange(size)
-        start = table_per_head("initial", initial, num_heads, size, text, "bucket of distances from 0 on")
+        start = table_per_head("initial", initial, num_heads, size, text, "bucket of distances from 0")
         self._learns_unreachable = unreachable is not None
         if unreachable is not None:
             if not np.isfinite(unreachable):
@@ -112,40 +110,39 @@ class ShortestPathMask(GraphMask):
             self._record(graph)
 
     def table(self) -> Tensor:
-        """The weight of every head and bucket, and at last of pairs without a path, [H, K + 1]."""
+        """Return the weight of every head and bucket, and last of pairs without a path, [H, K + 1]."""
         weight = self.weight.to(torch.promote_types(self.weight.dtype, torch.float32))
         if self.bias and self._is_extreme():
             weight = weight.double()
         elif self.bias and not has_values(weight):
-            # Nothing tells whether float32 is enough, and infinite exponentials would spread.
+            # Whether float32 is enough is unknown, and infinite exponentials would spread.
             weight = weight.clamp(-MAX_COMPILED_BIAS, MAX_COMPILED_BIAS)
         table = weight.exp() if self.bias else weight
         return table if self._learns_unreachable else F.pad(table, (0, 1))
 
     def _is_extreme(self) -> bool:
-        """Whether exponentials of the biases are too large or too small for float32; unknown inside the compiler."""
+        """Whether exponentials of the biases leave the range of float32; False if that is unknown."""
         weight = self.weight
         if not has_values(weight) or weight.device.type != "cpu" or not weight.numel():
             return False
         return bool(weight.detach().abs().amax() > MAX_BIAS)
 
     def _operator(self, graph: Graph, record: _Buckets) -> Operator:
-        operator = self._on_pairs(graph, record)
+        # The weight of every pair of nodes of the same graph, [H, P].
+        values = self.table().gather(1, record.buckets.long().expand(self.num_heads, -1))
+        operator: Operator
+        if graph.num_graphs == 1:
+            operator = _OneGraph(self, values.unflatten(1, (graph.num_nodes, graph.num_nodes)))
+        else:
+            entries = Entries(blocks_pattern(record.blocks), values, values if self.bias else values.abs())
+            refresh = values.numel() * (1 if self.bias else 2)
+            operator = SparseOperator(self, graph, entries, record.blocks.tiles, refresh)
         if self.bias and self._is_extreme():
             operator._needs_float64, operator.dtype = True, torch.float64
         return operator
 
-    def _on_pairs(self, graph: Graph, record: _Buckets) -> Operator:
-        # The weight of every pair of nodes of the same graph, [H, P].
-        values = self.table().gather(1, record.buckets.long().expand(self.num_heads, -1))
-        if graph.num_graphs == 1:
-            return _OneGraph(self, values.unflatten(1, (graph.num_nodes, graph.num_nodes)))
-        blocks, magnitudes = record.blocks, values if self.bias else values.abs()
-        refresh = values.numel() * (1 if self.bias else 2)
-        return SparseOperator(self, graph, Entries(blocks_pattern(blocks), values, magnitudes), blocks.tiles, refresh)
-
     def extra_repr(self) -> str:
-        """Shown when the module is printed."""
+        """Settings shown when the module is printed."""
         size, ends = self._recipe.num_buckets, self._recipe.boundaries
         text = f"max_distance={size - 1}" if ends is None else f"boundaries={ends}"
         return f"{super().extra_repr()}, {text}, bias={self.bias}"
@@ -159,14 +156,13 @@ class _OneGraph(DenseOperator):
         self._positive = mask.bias
 
     def magnitude(self) -> DenseOperator:
-        """The absolute weights; the operator itself where they are exponentials."""
+        """The absolute weights; the operator itself if they are exponentials."""
         return self if self._positive else super().magnitude()
 
     def cost(self) -> Cost:
-        """Entries are looked up, twice where the magnitude has its own."""
+        """One lookup per entry, two if the magnitude differs."""
         cost = super().cost()
-        refresh = 0 if self._is_kept else cost.product * (1 if self._positive else 2)
-        return cost._replace(refresh=refresh)
+        return cost._replace(refresh=0 if self._is_kept else cost.product * (1 if self._positive else 2))
 
 
 @dataclass(eq=False)
@@ -186,8 +182,8 @@ class _BucketRecipe(Recipe):
         if blocks.num_pairs > MAX_NODE_PAIRS:
             raise ValueError(
                 f"`graph` must have at most {MAX_NODE_PAIRS:,} pairs of nodes of the same graph, but has "
-                f"{blocks.num_pairs:,}, and a weight is formed for each. Use WalkMask, or ForestMask if it is a "
-                "forest, which never form them; or batches of fewer graphs."
+                f"{blocks.num_pairs:,}, and each of them gets a weight. Use smaller batches, or a mask without "
+                "pairs: WalkMask, or ForestMask if the graph is a forest."
             )
         small = torch.uint8 if self.num_buckets <= torch.iinfo(torch.uint8).max else torch.int16
         return _Buckets(torch.tensor(self._find(graph), dtype=small).to(device), blocks)
@@ -199,13 +195,14 @@ class _BucketRecipe(Recipe):
             return np.where(hops < 0, beyond, np.minimum(hops, beyond - 1))
         if graph.signed:
             raise ValueError(
-                "`graph` has negative weights, which are no lengths. Leave `boundaries` out to count hops."
+                "`graph` has negative weights, which cannot be lengths. Leave `boundaries` out to count hops."
             )
-        parts = [
-            np.where(np.isfinite(found), np.searchsorted(self.boundaries, found), beyond).astype(np.int16)
-            for found in _distances(graph, graph.weights)
-        ]
-        return np.concatenate(parts)
+        return np.concatenate(
+            [
+                np.where(np.isfinite(found), np.searchsorted(self.boundaries, found), beyond).astype(np.int16)
+                for found in _distances(graph, graph.weights)
+            ]
+        )
 
 
 @dataclass(frozen=True)
@@ -213,11 +210,8 @@ class _HopsRecipe(Recipe):
     """Hops from i to j for pairs of nodes of the same graph, row by row, [P]; -1 without a path."""
 
     def make(self, graph: Graph, device: torch.device, dtype: torch.dtype) -> Array:  # noqa: ARG002
-        parts = [
-            np.where(np.isfinite(found), found, -1).astype(np.int16)
-            for found in _distances(graph, np.ones(len(graph.indices)))
-        ]
-        return np.concatenate(parts)
+        parts = _distances(graph, np.ones(len(graph.indices)))
+        return np.concatenate([np.where(np.isfinite(found), found, -1).astype(np.int16) for found in parts])
 
 
 # All masks on a graph share its hops.
@@ -226,22 +220,22 @@ _HOPS = _HopsRecipe().shared()
 
 def _check_boundaries(boundaries: Sequence[float], max_distance: int | None) -> tuple[float, ...]:
     if max_distance is not None:
-        raise ValueError("`boundaries` and `max_distance` say the same thing for weighted and plain graphs. Pass one.")
+        raise ValueError("`boundaries` is for weighted distances, and `max_distance` for hops. Pass only one of them.")
     ends = np.asarray(boundaries, dtype=np.float64)
     if ends.ndim != 1 or not ends.size or not np.isfinite(ends).all() or ends[0] < 0 or (np.diff(ends) <= 0).any():
         raise ValueError(
-            f"`boundaries` must be finite numbers of at least 0 in ascending order, but is {boundaries!r}. "
-            "Sort them and leave out duplicates."
+            f"`boundaries` must be nonnegative, finite and strictly ascending, but is {boundaries!r}. "
+            "Sort them and remove duplicates."
         )
     check_integer("len(boundaries)", ends.size, 1, torch.iinfo(torch.int16).max - 1)
     return tuple(ends.tolist())
 
 
 def _distances(graph: Graph, lengths: Array) -> Iterator[Array]:
-    """Distances from i to j for pairs of nodes of the same graph, row by row, some rows at a time."""
+    """Yield distances from i to j for pairs of nodes of the same graph, row by row, a few rows at a time."""
     starts = np.searchsorted(graph.graph_index, np.arange(graph.num_graphs))
     starts = starts[starts < graph.num_nodes]
-    # Graphs that begin in the same stretch of nodes go to SciPy together: a call for each would take longer.
+    # Graphs that begin in the same range of nodes share a SciPy call: one call per graph would take longer.
     first = starts[np.unique(starts // _NODES_PER_CALL, return_index=True)[1]]
     for begin, end in zip(first, [*first[1:], graph.num_nodes], strict=True):
         span = slice(graph.indptr[begin], graph.indptr[end])

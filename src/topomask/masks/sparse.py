@@ -1,4 +1,4 @@
-"""Operators that are given by their entries."""
+"""Operators given by their entries."""
 
 from __future__ import annotations
 
@@ -15,12 +15,8 @@ from topomask.ops.sparse_heads import densify, multiply
 class SparseOperator(Operator):
     """A sparse matrix per head.
 
-    Args:
-        mask: The mask.
-        graph: The graph that the tokens are the nodes of.
-        entries: The entries.
-        tiles: The work of attention in tiles over the pattern, counted once where heads share it; None for row by row.
-        refresh: Multiply-adds that the entries took, where they are not kept.
+    ``tiles`` is the work of attention in tiles over the pattern, counted once if heads share it, or None for row by
+    row. ``refresh`` is the number of multiply-adds to compute the entries if they are not cached.
     """
 
     def __init__(
@@ -30,11 +26,11 @@ class SparseOperator(Operator):
         self._entries, self._tiles, self._refresh = entries, tiles, refresh
 
     def matmul(self, x: Tensor) -> Tensor:
-        """Sums over the entries of rows."""
+        """M x."""
         return multiply(self._entries.pattern, self._entries.values, x, self.num_heads)
 
     def rmatmul(self, x: Tensor) -> Tensor:
-        """Sums over the entries of columns."""
+        """M^T x."""
         return multiply(self._entries.pattern, self._entries.values, x, self.num_heads, transpose=True)
 
     def to_dense(self) -> Tensor:
@@ -50,11 +46,11 @@ class SparseOperator(Operator):
         return self._once("magnitude", lambda: self._copy(_entries=Entries(pattern, magnitudes, magnitudes)))
 
     def entries(self) -> Entries:
-        """Those that it was given."""
+        """The given entries."""
         return self._entries
 
     def cost(self) -> Cost:
-        """Entries over all heads."""
+        """The entries over all heads."""
         pattern, values, _ = self._entries
         count = pattern.columns.shape[0] * len(values)
         on_cpu = self.device.type == "cpu"

@@ -1,12 +1,12 @@
-r"""Templates of relative positions, and random codes whose products have them as expectation.
+r"""Templates of relative positions, and random codes whose products are unbiased estimates of them.
 
-A template is a function P of the lag m - n between a query and a key. Queries get codes :math:`\bar Q`, keys get codes
-:math:`\bar K`, both functions of one noise with R columns, such that
+A template is a function P of the lag m - n between a query and a key. Queries get codes :math:`\bar Q` and keys get
+codes :math:`\bar K`, both functions of the same noise with R columns, such that
 
 .. math:: \mathbb{E}\,\bar Q_m^\top \bar K_n = P(m - n)
 
-All noise comes from hashes of (seed, purpose, template, source, column), so a position has the same code in a sequence
-of any length, whichever part of it is asked for.
+All noise comes from hashes of (seed, purpose, template, source, column), so a position has the same code in every
+sequence, and any part of a sequence can be encoded alone.
 
 Shapes: ``T`` stands for the axes of the templates, [H] or [H, D]; ``R`` is the number of realizations.
 
@@ -32,7 +32,7 @@ from topomask.ops.sample_walks import random
 Kind = Literal["sine", "conv"]
 Side = Literal["query", "key"]
 
-# Changes whenever the same seed gives other noise.
+# Changes whenever the same seed gives different noise.
 NOISE_VERSION = 1
 
 # The first word that noise is hashed from, after the seed.
@@ -40,64 +40,47 @@ _PROCESS, _CONSTANT = 0, 1
 
 _DEFAULT_SINES, _DEFAULT_KERNEL = 5, 128
 
-# Sums over filters are taken as matrix products for this many positions at a time, in segments of a number of blocks.
+# Filters are applied by matrix products for this many positions at a time, in segments of this many blocks.
 _POSITIONS_PER_BLOCK, _BLOCKS_PER_SEGMENT = 64, 16
 
-# Hashes that are turned into noise at a time: they stay in the cache.
+# Hashes turned into noise at a time: they stay in the cache.
 _HASHES_PER_BLOCK = 1 << 15
 
 
 class Noise(NamedTuple):
-    """What the codes of some positions are made of, in float32, scaled by 1 / sqrt(R)."""
+    """The noise behind the codes of some positions, in float32, scaled by 1 / sqrt(R)."""
 
-    process: Tensor  # [*T, J, R], where J are the sources that a kind of template needs
+    process: Tensor  # [*T, J, R], with the J sources that the kind of template needs
     constant: Tensor  # [*T, 1, R], the same at all positions
 
 
 @dataclass(frozen=True)
 class Sources:
-    """Which sources of noise codes are made of: the same at all positions, or one per position.
+    """The sources of noise behind codes: the same at all positions, or one per position."""
 
-    Args:
-        shape: Shape of the templates T.
-        fixed: Sources that are the same at all positions; 0 for one per position.
-        before: Sources before the one of its own position that a code looks back to.
-    """
-
-    shape: tuple[int, ...]
-    fixed: int = 0
-    before: int = 0
-
-    @property
-    def per_code(self) -> int:
-        """Sources behind the code of one position, which is the work of one of its columns."""
-        return self.fixed or self.before + 1
+    shape: tuple[int, ...]  # of the templates T
+    fixed: int = 0  # sources shared by all positions; 0 for one source per position
+    before: int = 0  # sources of previous positions that a code looks back to
 
     def noise(self, seed: Tensor | int, first: int, count: int, num_columns: int, device: torch.device | str) -> Noise:
-        """The noise behind the codes of the positions ``first`` to ``first + count - 1``."""
+        """Return the noise behind the codes of the positions ``first`` to ``first + count - 1``."""
         numbers = (0, self.fixed) if self.fixed else (first - self.before, count + self.before)
         process = _normal(seed, _PROCESS, self.shape, numbers, num_columns, device)
         return Noise(process, _normal(seed, _CONSTANT, self.shape, (0, 1), num_columns, device))
 
     def orthonormal(self) -> Noise:
-        """What to put in place of noise so that products of codes are templates: a unit vector per source."""
+        """Return a unit vector per source instead of noise, which makes products of codes exact."""
         if not self.fixed:
-            raise ValueError(
-                "`num_realizations` is None, but only templates of kind='sine' have a low rank. Pass a number."
-            )
+            raise ValueError("`num_realizations` is None, but only kind='sine' has low rank. Pass a number.")
         eye = torch.eye(self.fixed + 1, device="cpu").expand(*self.shape, -1, -1)
         return Noise(eye[..., :-1, :], eye[..., -1:, :])
 
 
 class Templates(nn.Module, ABC):
-    r"""Learnable templates P, one for every index of ``shape``, and their codes.
+    r"""Learnable templates P, one for every index of the shape T of ``sources``, and their codes.
 
     With ``gated``, a template is mixed with a constant, :math:`\delta + (1 - \delta) P` with :math:`0 < \delta < 1`, by
-    mixing codes with noise that does not depend on the position.
-
-    Args:
-        sources: The noise behind the codes, with the shape of the templates T.
-        gated: Whether they have gates; :math:`\delta` starts at one half.
+    mixing codes with noise that is the same at all positions. :math:`\delta` starts at one half.
     """
 
     gate: nn.Parameter | None
@@ -109,19 +92,19 @@ class Templates(nn.Module, ABC):
 
     @abstractmethod
     def process_template(self, lags: Tensor) -> Tensor:
-        """P without the gate at integer lags [L], [*T, L]."""
+        """Return P without the gate at integer lags [L], as [*T, L]."""
 
     @abstractmethod
     def process_codes(self, noise: Tensor, first: int, count: int, side: Side) -> Tensor:
-        """Codes without the gate of the positions from ``first`` on, [*T, count, R]."""
+        """Return the codes, without the gate, of ``count`` positions from ``first``, as [*T, count, R]."""
 
     @property
     def sources_per_code(self) -> int:
-        """Sources of noise behind the code of one position, which is the work of one of its columns."""
-        return self.sources.per_code
+        """Sources of noise behind the code of one position: the work for one of its columns."""
+        return self.sources.fixed or self.sources.before + 1
 
     def forward(self, lags: Tensor) -> Tensor:
-        """The exact templates at integer lags [L], [*T, L]."""
+        """Return the exact templates at integer lags [L], as [*T, L]."""
         template = self.process_template(lags)
         if self.gate is None:
             return template
@@ -129,11 +112,11 @@ class Templates(nn.Module, ABC):
         return delta + (1.0 - delta) * template
 
     def noise(self, seed: Tensor | int, first: int, count: int, num_columns: int, device: torch.device | str) -> Noise:
-        """The noise behind the codes of the positions ``first`` to ``first + count - 1``."""
+        """Return the noise behind the codes of the positions ``first`` to ``first + count - 1``."""
         return self.sources.noise(seed, first, count, num_columns, device)
 
     def codes(self, noise: Noise, first: int, count: int, side: Side) -> Tensor:
-        """The codes of the positions ``first`` to ``first + count - 1``, [*T, count, R]."""
+        """Return the codes of the positions ``first`` to ``first + count - 1``, as [*T, count, R]."""
         codes = self.process_codes(noise.process, first, count, side)
         if self.gate is None:
             return codes
@@ -141,7 +124,7 @@ class Templates(nn.Module, ABC):
         return stay[..., None, None] * noise.constant + move[..., None, None] * codes
 
     def encode(self, x: Tensor, noise: Noise, first: int, side: Side) -> Tensor:
-        """Sums of codes weighted by x [B, H, N, D], for templates of shape [H, D]: [B, H, N, R]."""
+        """Sum codes weighted by x [B, H, N, D], for templates of shape [H, D], into [B, H, N, R]."""
         if self.gate is None:
             return self.encode_process(x, noise.process, first, side)
         stay, move = (share.to(x.dtype).unsqueeze(-2) for share in self._shares())
@@ -149,19 +132,19 @@ class Templates(nn.Module, ABC):
         return moved + (x * stay) @ noise.constant.squeeze(-2).to(x.dtype)
 
     def encode_process(self, x: Tensor, noise: Tensor, first: int, side: Side) -> Tensor:
-        """Sums of codes without the gate, weighted by x."""
+        """Sum codes without the gate, weighted by x."""
         codes = self.process_codes(noise, first, x.shape[2], side).to(x.dtype)
         return torch.einsum("bhnd,hdnr->bhnr", x, codes)
 
     def numbers_per_position(self, batch: int, num_columns: int) -> int:
-        """Numbers that :meth:`encode` holds for every position, about."""
+        """Return about how many numbers :meth:`encode` holds per position."""
         return math.prod(self.shape) * num_columns + self.shape[0] * num_columns * batch
 
     def _shares(self) -> tuple[Tensor, Tensor]:
-        """Weights of the constant and of the process, [*T]: the roots of the gate and of its complement."""
+        """Return the weights of the constant and of the process, [*T]: the roots of the gate and its complement."""
         assert self.gate is not None
         gate = wide(self.gate)
-        # By logarithms, since the root of a gate that underflows would have no finite slope.
+        # In logarithms, since the root of a gate that underflows has no finite slope.
         return (F.logsigmoid(gate) / 2).exp(), (F.logsigmoid(-gate) / 2).exp()
 
 
@@ -171,30 +154,30 @@ class SineTemplates(Templates):
     .. math:: P(\ell) = \sum_{k=1}^{K} \lambda_k^2 \cos(2\pi f_k \ell + \theta_k), \qquad
         \lambda_k > 0, \quad 0 < f_k < \tfrac12
 
-    Templates start with equal gains that make P(0) = 1, with no phase, and with random low frequencies.
+    Initially, gains are equal with P(0) = 1, phases are 0, and frequencies are random and low.
 
     Args:
         shape: Shape of the templates T.
         num_sines: Cosines K per template.
-        gated: Whether they have gates.
+        gated: Whether to mix templates with a constant.
     """
 
     def __init__(self, shape: tuple[int, ...], num_sines: int = _DEFAULT_SINES, gated: bool = True) -> None:
         # A cosine and a sine for every k.
         super().__init__(Sources(shape, fixed=2 * num_sines), gated)
         self.num_sines = num_sines
-        # Gains are the softplus of what is learnt, frequencies half its sigmoid.
+        # Gains are the softplus of a parameter, and frequencies half the sigmoid of one.
         start = math.log(math.expm1(num_sines**-0.5))
         self.raw_gains = nn.Parameter(torch.full((*shape, num_sines), start))
         self.raw_frequencies = nn.Parameter(torch.randn(*shape, num_sines) - 4.0)
         self.phases = nn.Parameter(torch.zeros(*shape, num_sines))
 
     def gains(self) -> Tensor:
-        r""":math:`\lambda`, [*T, K]."""
+        r"""Return the gains :math:`\lambda`, [*T, K]."""
         return F.softplus(wide(self.raw_gains))
 
     def frequencies(self) -> Tensor:
-        """Cycles per position f, [*T, K]."""
+        """Return the frequencies f in cycles per position, [*T, K]."""
         return wide(self.raw_frequencies).sigmoid() / 2
 
     def process_template(self, lags: Tensor) -> Tensor:
@@ -203,12 +186,11 @@ class SineTemplates(Templates):
         return torch.einsum("...kl,...k->...l", cosines, self.gains().square())
 
     def process_codes(self, noise: Tensor, first: int, count: int, side: Side) -> Tensor:
-        """Cosines and sines, which make cos(a - b) of the angles of a query and of a key, times scaled noise."""
-        waves = self._waves(first, count, side, noise.device)
-        return waves.mT @ self._scaled(noise)
+        """Cosines and sines, whose products give cos(a - b) for angles of query and key, times scaled noise."""
+        return self._waves(first, count, side, noise.device).mT @ self._scaled(noise)
 
     def encode_process(self, x: Tensor, noise: Tensor, first: int, side: Side) -> Tensor:
-        """One product of inputs times waves with the noise of all dimensions, unless codes are smaller."""
+        """Multiply inputs times waves by the noise of all dimensions at once, unless codes are smaller."""
         if len(x) * self.sources_per_code > noise.shape[-1]:
             return super().encode_process(x, noise, first, side)
         waves = self._waves(first, x.shape[2], side, x.device)  # [H, D, 2K, N]
@@ -221,9 +203,9 @@ class SineTemplates(Templates):
         return math.prod(self.shape) * spread + self.shape[0] * num_columns * batch
 
     def _angles(self, positions: Tensor, phased: bool) -> Tensor:
-        """Angles at integer positions [N], [*T, K, N]."""
+        """Return the angles at integer positions [N], as [*T, K, N]."""
         frequencies = self.frequencies()
-        # Turns are counted in double precision: at position 100,000 single precision would be off by a hundredth.
+        # Turns are computed in float64: at position 100,000, float32 would be off by a hundredth.
         turns = frequencies.double()[..., None] * positions.to(frequencies.device, torch.float64)
         angles = (2.0 * math.pi * (turns - turns.detach().floor())).to(frequencies.dtype)
         return angles + wide(self.phases)[..., None] if phased else angles
@@ -242,16 +224,16 @@ class ConvTemplates(Templates):
 
     .. math:: P(\ell) = \sum_p \varphi^Q_p\, \varphi^K_{p - \ell}
 
-    P is 0 from the lag ``kernel_size`` on. Filters start positive and random, with P(0) about 1.
+    P is 0 from the lag ``kernel_size`` on. Initially, filters are positive and random, with P(0) about 1.
 
     Args:
         shape: Shape of the templates T.
         kernel_size: Length of the filters.
-        gated: Whether they have gates.
+        gated: Whether to mix templates with a constant.
     """
 
     def __init__(self, shape: tuple[int, ...], kernel_size: int = _DEFAULT_KERNEL, gated: bool = True) -> None:
-        # A source for every position, and for those that the filters look back to.
+        # One source per position, including those that the filters look back to.
         super().__init__(Sources(shape, before=kernel_size - 1), gated)
         self.kernel_size = kernel_size
         scale = 2.0 / math.sqrt(kernel_size)
@@ -259,86 +241,86 @@ class ConvTemplates(Templates):
         self.key_filter = nn.Parameter(scale * torch.rand(*shape, kernel_size))
 
     def process_template(self, lags: Tensor) -> Tensor:
-        """Every correlation is the sum of one diagonal of the outer product of the filters."""
+        """The correlation of the filters at every lag."""
         query, key = wide(self.query_filter).flatten(0, -2), wide(self.key_filter).flatten(0, -2)
         size = self.kernel_size
-        # A channel per template: P(-size + 1), ..., P(size - 1).
+        # One channel per template: P(-size + 1), ..., P(size - 1).
         found = _correlate(key, F.pad(query, (size - 1, size - 1))[..., None]).squeeze(-1)
         lags = lags.to(found.device)
         inside = lags.abs() < size
         return torch.where(inside, found[:, torch.where(inside, lags + size - 1, 0)], 0.0).unflatten(0, self.shape)
 
     def process_codes(self, noise: Tensor, first: int, count: int, side: Side) -> Tensor:  # noqa: ARG002
-        """White noise through the filter of one side."""
+        """White noise, filtered by the filter of one side."""
         taps = wide(self.query_filter if side == "query" else self.key_filter).flatten(0, -2)
         signal = noise[..., : count + self.kernel_size - 1, :].flatten(0, -3).to(taps.dtype)
-        # A filter looks back, and a correlation ahead.
+        # A filter looks back, while a correlation looks ahead.
         return _correlate(taps.flip(-1), signal).unflatten(0, self.shape)
 
 
 def make_templates(
     shape: tuple[int, ...], kind: Kind, num_sines: int | None, kernel_size: int | None, gated: bool
 ) -> Templates:
-    """Templates of a kind; what belongs to the other kind is refused."""
+    """Return templates of a kind. Raises if an option belongs to the other kind."""
     if kind not in get_args(Kind):
         raise ValueError(f"`kind` must be one of {get_args(Kind)}, but is {kind!r}.")
     if kind == "sine":
         if kernel_size is not None:
-            raise ValueError("`kernel_size` is for kind='conv'. Leave it out, or pass num_sines.")
-        sines = _DEFAULT_SINES if num_sines is None else num_sines
-        check_integer("num_sines", sines, 1)
-        return SineTemplates(shape, sines, gated)
+            raise ValueError("`kernel_size` is only for kind='conv'. Leave it out, or pass num_sines.")
+        num_sines = _DEFAULT_SINES if num_sines is None else num_sines
+        check_integer("num_sines", num_sines, 1)
+        return SineTemplates(shape, num_sines, gated)
     if num_sines is not None:
-        raise ValueError("`num_sines` is for kind='sine'. Leave it out, or pass kernel_size.")
-    size = _DEFAULT_KERNEL if kernel_size is None else kernel_size
-    check_integer("kernel_size", size, 1)
-    return ConvTemplates(shape, size, gated)
+        raise ValueError("`num_sines` is only for kind='sine'. Leave it out, or pass kernel_size.")
+    kernel_size = _DEFAULT_KERNEL if kernel_size is None else kernel_size
+    check_integer("kernel_size", kernel_size, 1)
+    return ConvTemplates(shape, kernel_size, gated)
 
 
 def check_seed(seed: object) -> int:
-    """A seed as a plain integer; a new one from torch's generator where there is none."""
+    """Return a checked seed, or a new one from torch's generator for None."""
     if seed is None:
         with plainly():
             return int(torch.randint(2**62, (), device="cpu"))
     if isinstance(seed, bool) or not isinstance(seed, int) or not -(2**63) <= seed < 2**63:
-        raise ValueError(f"`seed` must be an integer of 64 bits, but is {seed!r}.")
+        raise ValueError(f"`seed` must be a 64-bit integer, but is {seed!r}.")
     return seed
 
 
 def save_seed(seed: int) -> Tensor:
-    """What a checkpoint needs to draw the same noise again, [2]: the version of the noise and the seed."""
+    """Return what a checkpoint needs to draw the same noise again, [2]: the version of the noise and the seed."""
     return torch.tensor([NOISE_VERSION, seed], device="cpu")
 
 
 def load_seed(state: Tensor) -> int:
-    """The seed of a checkpoint, or a ValueError if it would give other noise here."""
+    """Return the seed of a checkpoint. Raises if it would give different noise here."""
     numbers = state.flatten().tolist()
     if len(numbers) != 2 or numbers[0] != NOISE_VERSION:
         raise ValueError(
-            f"The checkpoint must have [version={NOISE_VERSION}, seed] of its noise, but has {numbers}. "
+            f"The noise of a checkpoint must be saved as [version={NOISE_VERSION}, seed], but is {numbers}. "
             "Load it with the release that saved it."
         )
     return check_seed(numbers[1])
 
 
 def wide(x: Tensor) -> Tensor:
-    """In at least float32."""
+    """Cast to at least float32."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def _correlate(taps: Tensor, signal: Tensor) -> Tensor:
-    """Sums over p of taps[s, p] signal[s, i + p, r], for taps [S, P] and a signal [S, N + P - 1, R]: [S, N, R].
+    """Sum taps[s, p] signal[s, i + p, r] over p, for taps [S, P] and a signal [S, N + P - 1, R], into [S, N, R].
 
-    By products with banded matrices: torch's own convolution with a filter per channel takes as long at best, and 30
-    times as long in double precision.
+    Uses products with banded matrices: torch's convolution with one filter per channel is no faster, and 30 times
+    slower in float64.
     """
     num_channels, size = taps.shape
     if torch.compiler.is_compiling():
-        # Code with a loop over blocks would serve sequences of one length alone.
+        # Compiled code with a loop over blocks would work for one length only.
         return F.conv1d(signal.movedim(-1, 0), taps[:, None], groups=num_channels).movedim(0, -1)
     count = signal.shape[1] - size + 1
     block = min(_POSITIONS_PER_BLOCK, max(1, count))
-    # Long signals are cut into segments side by side, so that blocks are few.
+    # Long signals are cut into segments that are processed side by side, so that there are few blocks.
     segment = block * max(_BLOCKS_PER_SEGMENT, size // _BLOCKS_PER_SEGMENT)
     num_segments = max(1, math.ceil(count / segment))
     if num_segments > 1:
@@ -355,9 +337,9 @@ def _correlate(taps: Tensor, signal: Tensor) -> Tensor:
 
 
 def _band(taps: Tensor, num_rows: int) -> Tensor:
-    """Matrices whose row i has the taps from column i on, [S, num_rows, num_rows + P - 1]."""
+    """Return matrices whose row i has the taps from column i on, [S, num_rows, num_rows + P - 1]."""
     num_channels, size = taps.shape
-    # A row of taps and zeros again and again, read in rows that are one shorter.
+    # Taps and zeros, repeated periodically and read in rows that are one shorter than the period.
     period = F.pad(taps, (0, num_rows))[:, None].expand(-1, num_rows, -1).reshape(num_channels, -1)
     return period[:, : num_rows * (num_rows + size - 1)].unflatten(1, (num_rows, num_rows + size - 1))
 
@@ -370,13 +352,13 @@ def _normal(
     num_columns: int,
     device: torch.device | str,
 ) -> Tensor:
-    """Normal noise of variance 1 / R, [*T, J, R], in float32."""
+    """Return normal noise with variance 1 / R, [*T, J, R], in float32."""
     first, count = sources
     state = torch.zeros((), dtype=torch.int64, device=device)
     state = random.absorb(random.absorb(state, torch.as_tensor(seed, device=device)), purpose)
     state = random.absorb(state, torch.arange(math.prod(shape), device=device)[:, None])
     state = random.absorb(state, torch.arange(first, first + count, device=device)).reshape(-1, 1)
-    # A hash gives two columns.
+    # One hash gives two columns.
     columns = torch.arange((num_columns + 1) // 2, device=device)
     blocked = state.device.type == "cpu" and not torch.compiler.is_compiling()
     step = max(1, _HASHES_PER_BLOCK // len(columns)) if blocked else len(state)

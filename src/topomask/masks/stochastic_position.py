@@ -1,4 +1,4 @@
-"""The mask of stochastic positional encoding, for sequences."""
+"""Masks of stochastic positional encoding, for sequences."""
 
 from __future__ import annotations
 
@@ -21,34 +21,34 @@ from topomask.ops.registration import fake_mode
 
 
 class StochasticPositionMask(SeededModule, GraphMask):
-    r"""A learnable template of the lag between two tokens of a sequence, one per head, by random codes in O(N R).
+    r"""A learnable template of the lag between two tokens of a sequence, one per head, from random codes in O(N R).
 
     .. math:: M = \bar Q \bar K^\top, \qquad \mathbb{E}\,M_{mn} = \delta + (1 - \delta)\,P(m - n)
 
     P is a sum of cosines (``kind="sine"``) or the correlation of two filters (``kind="conv"``), see
     :class:`~topomask.masks.stochastic_codes.SineTemplates` and
     :class:`~topomask.masks.stochastic_codes.ConvTemplates`. The noise behind the codes is frozen; gains, frequencies,
-    phases, filters and gates are learnt. Entries err by about :math:`1/\sqrt R`, so small ones have any sign:
-    ``magnitude()`` is mostly noise, and attention divides by the plain sum unless it is told otherwise
+    phases, filters and gates are learnt. The error of an entry is about :math:`1/\sqrt R`, so small entries have either
+    sign and ``magnitude()`` is mostly noise. Attention therefore divides by the plain sum unless told otherwise
     (``default_normalizer`` is ``"signed"``).
 
-    The length of the sequence is data: ``mask.on(tm.path_graph(n))`` has the same parameters and the same codes, of
-    which a longer sequence has more, and ``mask.on(tm.Graph.batch([...]))`` of paths serves a batch of sequences.
+    The length of the sequence is data: ``mask.on(tm.path_graph(n))`` has the same parameters and the same codes, and a
+    longer sequence has more of them. For a batch of sequences, use ``mask.on(tm.Graph.batch([...]))`` of paths.
 
-    A sum of K cosines has rank 2 K, so that with one template per head noise is not needed: ``num_realizations=None``
-    gives codes of width 2 K + 1 whose product is the template itself. It is better and faster wherever R would be
-    larger; noise pays for filters, whose templates have full rank.
+    A sum of K cosines has rank 2 K, so one template per head needs no noise: ``num_realizations=None`` gives codes of
+    width 2 K + 1 whose product is the template itself. This is better and faster than any larger R; noise pays off for
+    filters, whose templates have full rank.
 
     Args:
-        num_nodes: Length N of the sequence that the mask is on unless a graph is given to :meth:`on`.
+        num_nodes: Length N of the sequence by default; :meth:`on` takes any other.
         num_heads: Heads; each has its own template and its own noise.
         num_realizations: Width of the codes R. None for the exact template of ``"sine"``.
         kind: ``"sine"`` or ``"conv"``.
         num_sines: Cosines per template, for ``"sine"``. Default: 5.
         kernel_size: Length of the filters, for ``"conv"``; the template is 0 from this lag on. Default: 128.
-        gated: Whether the template is mixed with a constant :math:`\delta`, learnt from one half on. Otherwise
+        gated: Whether the template is mixed with a learnt constant :math:`\delta`, initially one half. Otherwise
             :math:`\delta = 0`.
-        seed: Seed of the noise. Default: drawn from torch's generator, so that every mask has its own.
+        seed: Seed of the noise. Default: drawn from torch's generator, so that every mask has its own noise.
 
     Example:
         >>> import torch, topomask as tm
@@ -59,9 +59,9 @@ class StochasticPositionMask(SeededModule, GraphMask):
         torch.Size([2, 255])
 
     References:
-        Liutkus et al. (2021), Relative positional encoding for Transformers with linear complexity; with one template
-        per head instead of one per dimension, as a mask needs. :class:`topomask.nn.StochasticPositionEncoding` is the
-        method itself.
+        Liutkus et al. (2021), Relative positional encoding for Transformers with linear complexity; but with one
+        template per head instead of one per dimension, as a mask needs. The original method is
+        :class:`topomask.nn.StochasticPositionEncoding`.
     """
 
     default_normalizer: Normalizer = "signed"
@@ -85,11 +85,11 @@ class StochasticPositionMask(SeededModule, GraphMask):
             if size is not None:
                 check_integer(name, size, 1)
         if num_realizations is None and seed is not None:
-            raise ValueError("`num_realizations` is None, so nothing is random. Leave `seed` out.")
+            raise ValueError("`seed` was given, but with num_realizations=None nothing is random. Leave it out.")
         super().__init__(None if num_nodes is None else path_graph(num_nodes), num_heads)
         self.templates = make_templates((num_heads,), kind, num_sines, kernel_size, gated)
         if num_realizations is None:
-            # Refuses templates that have no low rank, also where there is no graph yet.
+            # Raises for templates without low rank, even if there is no graph yet.
             self.templates.sources.orthonormal()
         self._take(_PositionRecipe(self.templates.sources, num_realizations, check_seed(seed)))
 
@@ -113,18 +113,18 @@ class StochasticPositionMask(SeededModule, GraphMask):
         self._take(replace(self._recipe, seed=seed))
 
     def on(self, graph: Graph | None = None, walks: Any = None) -> Operator:
-        """The operator on a graph."""
+        """Return the operator on a graph, with the current values of the parameters."""
         self._follow()
         return super().on(graph, walks)
 
     def resample(self, seed: int) -> None:
         """Draw new noise."""
         if self._recipe.num_columns is None:
-            raise ValueError("`num_realizations` is None, so there is no noise to draw.")
+            raise ValueError("With num_realizations=None there is no noise to resample. Build the mask with a number.")
         self._take(replace(self._recipe, seed=check_seed(seed)))
 
     def template(self, lags: Tensor | None = None) -> Tensor:
-        r"""The expectation of M by lag m - n of query m and key n, exactly.
+        r"""Return the exact expectation of M by lag m - n of query m and key n.
 
         Args:
             lags: Integers, [L]. Default: -N + 1, ..., N - 1.
@@ -138,7 +138,7 @@ class StochasticPositionMask(SeededModule, GraphMask):
         return self.templates(lags)
 
     def codes(self) -> tuple[Tensor, Tensor]:
-        """Codes of queries and keys on the mask's own graph, each [H, N, R], in at least float32."""
+        """Return the codes of queries and keys on the default graph, each [H, N, R], in at least float32."""
         operator = self.on()
         assert isinstance(operator, PositionOperator)
         return operator.codes()
@@ -147,14 +147,14 @@ class StochasticPositionMask(SeededModule, GraphMask):
         return PositionOperator(self, graph, record)
 
     def _take(self, recipe: _PositionRecipe) -> None:
-        """Have the noise of a recipe, drawn now on the mask's own graph."""
+        """Use the noise of a recipe, drawn now for the default graph."""
         self._recipe, self._own_record = recipe.shared(), None
         self._offer_seed()
         if self._graph is not None and self.kind[1].type != "meta":
             self._record(self._graph)
 
     def _record(self, graph: Graph) -> _Positions:
-        # In compiled code this record is an attribute that is read, so noise drawn anew needs no new code.
+        # Compiled code reads this record from an attribute, so new noise does not cause recompilation.
         own = self._own_record if fake_mode() is None else None
         if own is not None and own[0] is graph and own[1].noise.constant.device == self.kind[1]:
             return own[1]
@@ -164,19 +164,19 @@ class StochasticPositionMask(SeededModule, GraphMask):
         return record
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without the record, which belongs to the graph."""
+        """Leave out the record, which belongs to the graph."""
         return super().__getstate__() | {"_own_record": None}
 
     def get_extra_state(self) -> Tensor:
-        """What is needed to draw the same noise again."""
+        """Return what a checkpoint needs to draw the same noise again."""
         return save_seed(self.seed)
 
     def set_extra_state(self, state: Tensor) -> None:
-        """Draw the noise of a checkpoint again, for this mask's own length and realizations."""
+        """Draw the noise of a checkpoint again, for the length and realizations of this mask."""
         self._take(replace(self._recipe, seed=load_seed(state)))
 
     def extra_repr(self) -> str:
-        """Shown when the module is printed."""
+        """Settings shown when the module is printed."""
         num_nodes = None if self._graph is None else self._graph.num_nodes
         return (
             f"num_nodes={num_nodes}, num_heads={self.num_heads}, num_realizations={self.num_realizations}, "
@@ -196,18 +196,18 @@ class PositionOperator(LowRankOperator):
         self._refresh = 2 * query.shape[0] * query.shape[-1] * templates.sources_per_code * record.count
 
     def codes(self) -> tuple[Tensor, Tensor]:
-        """Codes of queries and keys, each [H, N, R], in at least float32."""
+        """Return the codes of queries and keys, each [H, N, R], in at least float32."""
         return self._u, self._v
 
     def cost(self) -> Cost:
-        """That of the product, and of the codes before it."""
+        """The cost of the product, and of the codes before it."""
         return super().cost()._replace(refresh=0 if self._is_kept else self._refresh)
 
 
 @dataclass(eq=False)
 class _Positions(Record):
     noise: Noise
-    # The positions that have codes, and on a batch which of them every token has, [N].
+    # The positions that have codes, and for a batch the position of every token, [N].
     first: int
     count: int
     positions: Tensor | None
@@ -229,21 +229,19 @@ class _PositionRecipe(Recipe):
             noise = self.sources.noise(self.seed, first, count, self.num_columns, "cpu")
         # Noise stays in float32: products take it in their own precision.
         noise = Noise(*(x.to(device) for x in noise))
-        if graph.num_graphs == 1:
-            return _Positions(noise, first, count, None)
         # All sequences of a batch share the codes of the longest.
-        positions = torch.tensor(graph.ids - first).to(device)
+        positions = None if graph.num_graphs == 1 else torch.tensor(graph.ids - first).to(device)
         return _Positions(noise, first, count, positions)
 
 
 def _check_path(graph: Graph) -> None:
-    """A ValueError unless consecutive nodes of every sequence, and no others, are joined."""
+    """Raise unless exactly the consecutive nodes of every sequence are joined."""
     ids = graph.ids
     ordered = (np.diff(ids)[np.diff(graph.graph_index) == 0] == 1).all()
     steps = np.repeat(ids, np.diff(graph.indptr)) - ids[graph.indices]
     num_entries = 2 * (graph.num_nodes - graph.num_graphs)
     if graph.directed or not ordered or len(steps) != num_entries or (np.abs(steps) != 1).any():
         raise ValueError(
-            f"`graph` must be a path through the tokens in their order, or a batch of paths, but is {graph}. "
+            f"`graph` must be a path through the tokens in order, or a batch of paths, but is {graph}. "
             "Pass tm.path_graph(n), or tm.Graph.batch([tm.path_graph(n1), tm.path_graph(n2)])."
         )

@@ -1,4 +1,4 @@
-"""Masks on a grid that depend on the offset between two tokens alone."""
+"""Masks on grids that depend only on the offset between two tokens."""
 
 from __future__ import annotations
 
@@ -17,41 +17,75 @@ from topomask.masks.mask import Mask
 from topomask.masks.operator import Cost, Operator
 from topomask.ops import toeplitz
 from topomask.ops.registration import has_values
+from topomask.walks.modulation import positive_per_head
 
 Distance = Literal["l1", "l2", "linf"]
 
 _MAX_DIMS = 3
-# Multiply-adds, at the rate of sparse products, that a transform forth and back takes per P log2 P, P the padded size.
+# Multiply-adds, at the rate of sparse products, of a transform and its inverse per P log2 P, for padded size P.
 _COST = 1.0
 # Rounding errors in units of the last place, per log2 P + 1; see `ToeplitzOperator.product_noise`.
 _NOISE = 1.0
 
 
+class ExponentialDecay(nn.Module):
+    r"""A learnable exponential decay with distance, :math:`f(d) = e^{-a d}`, per head.
+
+    Args:
+        num_heads: Heads H; each has its own rate a > 0, whose logarithm is learnt.
+        rate: Initial rate, one number or one per head.
+
+    Example:
+        >>> import torch, topomask as tm
+        >>> decay = tm.ExponentialDecay(num_heads=2, rate=[0.5, 1.0])
+        >>> decay(torch.tensor([[0.0], [2.0]]))
+        tensor([[1.0000, 1.0000],
+                [0.3679, 0.1353]], grad_fn=<...>)
+    """
+
+    def __init__(self, num_heads: int = 1, rate: float | Sequence[float] | Tensor = 0.5) -> None:
+        super().__init__()
+        self.log_rate = nn.Parameter(positive_per_head("rate", rate, num_heads).log())
+
+    @property
+    def rate(self) -> Tensor:
+        """The rate a of every head, [H], in at least float32."""
+        return self.log_rate.to(torch.promote_types(self.log_rate.dtype, torch.float32)).exp()
+
+    def forward(self, distances: Tensor) -> Tensor:
+        """Return the decay at ``distances`` [..., 1], as [..., H]."""
+        return torch.exp(-self.rate * distances)
+
+    def extra_repr(self) -> str:
+        """Settings shown when the module is printed."""
+        return f"num_heads={len(self.log_rate)}"
+
+
 class ToeplitzMask(Mask):
-    r"""A mask on a grid that depends on the offset between two tokens alone: block Toeplitz, O(N log N) by FFT.
+    r"""A mask on a grid that depends only on the offset between two tokens: block Toeplitz, O(N log N) by FFT.
 
     .. math:: M_{ij} = b_{j - i} \qquad\text{or}\qquad M_{ij} = f(\lVert j - i \rVert)
 
-    where i and j are places on a grid of one, two or three dimensions, numbered as :func:`topomask.grid_graph` does.
-    By default every offset has its own parameter, (2X - 1)(2Y - 1) per head in two dimensions; on a sequence this is
-    kernelised attention with relative positions. With a ``distance``, f is learnt instead: a number per distinct
-    distance, or any module.
+    where i and j are positions on a grid with one, two or three dimensions, numbered as in
+    :func:`topomask.grid_graph`. By default every offset has its own parameter, (2X - 1)(2Y - 1) per head in two
+    dimensions; on a sequence, this is kernelised attention with relative positions. If ``distance`` is given, f is
+    learnt instead: a number per distinct distance, or any module.
 
-    Entries of products carry the rounding noise of FFT, see :meth:`topomask.Operator.product_noise`: with
-    ``causal=True`` that much of the future is seen.
+    Products carry the rounding noise of the FFT, see :meth:`topomask.Operator.product_noise`: with ``causal=True``,
+    that much of the future leaks in.
 
     Args:
-        shape: Size of the grid, an integer or up to three.
+        shape: Size of the grid: an integer, or up to three.
         num_heads: Heads; each has its own b.
-        distance: ``"l1"``, ``"l2"`` or ``"linf"``: the entries are a function of this distance between places.
-            Default: they are free.
-        f: Without ``distance``, values of b to start from, [2X - 1, ...] or [H, 2X - 1, ...], those of offset
-            (0, ..., 0) in the middle; [N] or [H, N] for offsets -(N - 1), ..., 0 if ``causal``. With it, values of f to
-            start from at the sorted :attr:`distances`, [K] or [H, K], or a module that maps distances [K, 1] to
-            [K, H] or [K, 1], such as :class:`topomask.ExponentialDecay` or a perceptron. Default:
-            1 / (1 + distance), Euclidean where there is no ``distance``.
-        positive: Learn logarithms: entries are exp(b) or exp(f), so the normaliser costs no product of its own.
-        causal: Keep keys j <= i only. For sequences.
+        distance: ``"l1"``, ``"l2"`` or ``"linf"``, to make entries a function of this distance. Default: one free
+            parameter per offset.
+        f: Initial values. Without ``distance``, those of b, [2X - 1, ...] or [H, 2X - 1, ...], with offset (0, ..., 0)
+            in the middle; if ``causal``, [N] or [H, N] for offsets -(N - 1), ..., 0. With ``distance``, those of f at
+            the sorted :attr:`distances`, [K] or [H, K], or a module that maps distances [K, 1] to [K, H] or [K, 1],
+            such as :class:`topomask.ExponentialDecay` or an MLP. Default: 1 / (1 + distance), Euclidean without
+            ``distance``.
+        positive: Learn logarithms: entries are exp(b) or exp(f), so the normaliser needs no separate product.
+        causal: Keep only keys j <= i. For sequences.
 
     Example:
         >>> import torch, topomask as tm
@@ -86,25 +120,25 @@ class ToeplitzMask(Mask):
             raise ValueError(f"`distance` must be None or one of {get_args(Distance)}, but is {distance!r}.")
         if causal and len(self.shape) > 1:
             raise ValueError(
-                f"`causal` is for sequences, but `shape` is {self.shape}: on a grid no token is before another. "
+                f"`causal` is for sequences, but `shape` is {self.shape}, and tokens on a grid have no order. "
                 "Pass one size, or causal=False."
             )
         self.distance, self.positive, self.causal = distance, positive, causal
         self._grid = toeplitz.compact(self.shape)
         self._padded_size = math.prod(toeplitz.padded_shape(self._grid))
-        # Neither parameters nor buffers: they keep their precision, and are there when the mask is built on no device.
+        # Neither parameters nor buffers: they keep their precision, and their values on the meta device.
         self._levels, self._index = _levels(self.shape, distance or "l2", causal)
         self.f = f if isinstance(f, nn.Module) else None
         if isinstance(f, nn.Module):
             if distance is None:
-                raise ValueError("`f` is a module, which maps distances. Say which with `distance`.")
+                raise ValueError("`f` is a module, which needs `distance`. Pass distance='l1', 'l2' or 'linf'.")
             self.register_parameter("weight", None)
         else:
             self.weight = nn.Parameter(self._initial(f))
         self._move()
 
     def _initial(self, f: Tensor | None) -> Tensor:
-        """Checked values to start from, or their logarithms."""
+        """Check the initial values, and return them or their logarithms."""
         if f is None:
             f = 1.0 / (1.0 + self._distances().to(torch.get_default_dtype()))
             f = f if self.distance else f[self._index]
@@ -114,20 +148,20 @@ class ToeplitzMask(Mask):
         expected = self._levels.shape if self.distance else self._index.shape
         if f.shape not in (expected, (self.num_heads, *expected)):
             raise ValueError(
-                f"`f` must have shape {list(expected)} or {[self.num_heads, *expected]}, one number per "
-                f"{'distinct distance' if self.distance else 'offset'}, but has shape {tuple(f.shape)}."
+                f"`f` must have shape {list(expected)} or {[self.num_heads, *expected]}, but has shape "
+                f"{tuple(f.shape)}. Pass one number per {'distinct distance' if self.distance else 'offset'}."
             )
         if has_values(f) and not bool(f.isfinite().all()):
-            raise ValueError("`f` must be finite, but has entries that are not.")
+            raise ValueError("`f` must be finite, but has NaN or infinite values.")
         if self.positive and has_values(f) and not bool((f > 0).all()):
-            raise ValueError("`f` must be positive where positive=True. Pass positive=False for entries of any sign.")
+            raise ValueError("With positive=True, `f` must be positive. Pass positive=False for entries of any sign.")
         return (f.log() if self.positive else f).expand(self.num_heads, *expected).clone()
 
     @property
     def distances(self) -> Tensor:
-        """The distinct distances in order, [K], where the mask is a function of distance."""
+        """The sorted distinct distances, [K], of a mask that is a function of distance."""
         if self.distance is None:
-            raise ValueError("This mask has a parameter per offset. Pass `distance` for a function of distance.")
+            raise ValueError("This mask has one parameter per offset, not per distance. Build it with `distance`.")
         return self._distances().to(torch.get_default_dtype())
 
     def _distances(self) -> Tensor:
@@ -135,7 +169,7 @@ class ToeplitzMask(Mask):
         return levels.sqrt() if self.distance in (None, "l2") else levels
 
     def offset_values(self) -> Tensor:
-        """The entries by offset, [H, 2X - 1, ...], that of (0, ..., 0) in the middle."""
+        """Return the entries by offset, [H, 2X - 1, ...], with offset (0, ..., 0) in the middle."""
         values = self.weight if self.f is None else self._apply_f(self.f)
         values = values.to(torch.promote_types(values.dtype, torch.float32))
         values = values.exp() if self.positive else values
@@ -143,23 +177,21 @@ class ToeplitzMask(Mask):
         return F.pad(values, (0, self.shape[0] - 1)) if self.causal else values
 
     def _apply_f(self, f: nn.Module) -> Tensor:
-        """The values of f at all distances, [H, K]."""
-        from topomask.masks.decay import ExponentialDecay
-
+        """Return the values of f at all distances, [H, K]."""
         dtype = next((x.dtype for x in f.parameters() if x.is_floating_point()), torch.get_default_dtype())
         if isinstance(f, ExponentialDecay):
-            # It takes any precision; a module of one's own may take that of its parameters only.
+            # It accepts any precision; a user's module may accept only that of its parameters.
             dtype = torch.promote_types(dtype, torch.float32)
         values = f(self._distances().to(self.kind[1], dtype)[:, None])
         if values.shape not in ((len(self._levels), 1), (len(self._levels), self.num_heads)):
             raise ValueError(
                 f"`f` must map distances [{len(self._levels)}, 1] to [{len(self._levels)}, num_heads={self.num_heads}] "
-                f"or [{len(self._levels)}, 1], but gave shape {tuple(values.shape)}."
+                f"or [{len(self._levels)}, 1], but returned shape {tuple(values.shape)}."
             )
         return values.mT.expand(self.num_heads, -1)
 
     def on(self, graph: Graph | None = None, walks: Any = None) -> Operator:
-        """The entries as an operator."""
+        """Return the mask as an operator."""
         return self._without_graph(lambda: ToeplitzOperator(self, self.offset_values()), graph, walks)
 
     def _move(self) -> None:
@@ -173,19 +205,14 @@ class ToeplitzMask(Mask):
         return self
 
     def extra_repr(self) -> str:
-        """Shown when the module is printed."""
+        """Settings shown when the module is printed."""
         options: dict[str, Any] = {"distance": self.distance, "positive": self.positive, "causal": self.causal}
         shown = "".join(f", {name}={value!r}" for name, value in options.items() if value)
         return f"{self.shape}, num_heads={self.num_heads}{shown}"
 
 
 class ToeplitzOperator(Operator):
-    """A block Toeplitz matrix per head.
-
-    Args:
-        mask: The mask, with the shape of the grid.
-        values: Entries by offset, [H, 2X - 1, ...], in at least float32.
-    """
+    """A block Toeplitz matrix per head, from its entries by offset, [H, 2X - 1, ...], in at least float32."""
 
     def __init__(self, mask: ToeplitzMask, values: Tensor) -> None:
         super().__init__(mask, num_tokens=math.prod(mask.shape))
@@ -193,7 +220,7 @@ class ToeplitzOperator(Operator):
         self._grid, self._padded_size = mask._grid, mask._padded_size
 
     def _spectrum(self, dtype: torch.dtype) -> Tensor:
-        """The spectrum of the entries, in the precision that a product with this one has."""
+        """Return the spectrum of the entries, in the precision of a product with this one."""
         fine = torch.promote_types(self._values.dtype, dtype)
         compact = self._values.reshape(self.num_heads, *(2 * size - 1 for size in self._grid))
         return self._once(fine, lambda: toeplitz.spectrum(compact.to(fine), self._grid))
@@ -211,7 +238,7 @@ class ToeplitzOperator(Operator):
         return self._multiply(x, transpose=True)
 
     def attend(self, phi_q: Tensor, phi_k: Tensor, v: Tensor) -> Tensor:
-        """Attention some columns at a time, from features to sums without leaving the cache."""
+        """Attention a few columns at a time, fused so that intermediate results stay in the cache."""
         spectrum = self._spectrum(v.dtype)
         q, k, values = (x.to(spectrum.dtype) for x in (phi_q, phi_k, v))
         return toeplitz.attend(spectrum, q, k, values, self._grid).to(v.dtype)
@@ -221,13 +248,14 @@ class ToeplitzOperator(Operator):
 
         .. math:: c\,\epsilon\,\log_2 P\;\lVert b \rVert_2\,\lVert x \rVert_2
 
-        P is the padded size of the grid and c is 1 for log2 P + 1. A transform errs by at most a small multiple of
-        :math:`\epsilon \log_2 P` of its result in the 2-norm (Higham, 2002, Thm. 24.2); by Parseval and Cauchy-Schwarz,
-        the errors of the spectra of b and x reach an entry of the product with at most that times the two norms. The
-        errors of the last transform spread evenly over its entries, whose root mean square the two norms bound too.
-        Measured errors, on random and hostile inputs, stay below half of it for a few nodes and a fifth beyond.
+        P is the padded size of the grid and c is 1 for log2 P + 1. The error of a transform is at most a small multiple
+        of :math:`\epsilon \log_2 P` times its result in the 2-norm (Higham, 2002, Thm. 24.2). By Parseval and
+        Cauchy-Schwarz, the errors of the spectra of b and x contribute at most that times the two norms to an entry of
+        the product. The errors of the last transform spread evenly over its entries, whose root mean square the two
+        norms also bound. Measured errors, on random and adversarial inputs, stay below half of the bound for a few
+        nodes, and below a fifth for more.
         """
-        # Accurate to the precision of the results, which half-precision inputs are cast to.
+        # In the precision of the results, which half-precision inputs are cast to.
         dtype = torch.promote_types(x.dtype, self._values.dtype)
         size = torch.linalg.vector_norm(self._values.detach().flatten(1), dim=1)[:, None, None]
         norms = torch.linalg.vector_norm(x.detach().to(dtype), dim=-2, keepdim=True)
@@ -239,12 +267,11 @@ class ToeplitzOperator(Operator):
         windows, dims = self._values, len(self._shape)
         for axis, size in enumerate(self._shape):
             windows = windows.unfold(1 + axis, size, 1)
-        # Windows slide forth over the offsets, and offsets fall with the query.
-        rows = windows.flip(list(range(1, 1 + dims)))
-        return rows.reshape(self.num_heads, self.num_queries, self.num_keys)
+        # Windows slide forwards over the offsets, which decrease with the query.
+        return windows.flip(list(range(1, 1 + dims))).reshape(self.num_heads, self.num_queries, self.num_keys)
 
     def submatrix(self, query_nodes: Tensor | None, key_nodes: Tensor | None) -> Tensor:
-        """The entries in these rows and columns, read off."""
+        """The entries in these rows and columns, by their offsets."""
         device = self._values.device
         queries, keys = (
             torch.arange(self.num_keys, device=device) if nodes is None else nodes.to(device)
@@ -260,13 +287,12 @@ class ToeplitzOperator(Operator):
 
     def magnitude(self) -> ToeplitzOperator:
         """The absolute entries."""
-        return self if self._positive else self._once("magnitude", self._absolute)
-
-    def _absolute(self) -> ToeplitzOperator:
-        return self._copy(_values=self._values.abs(), _positive=True)
+        if self._positive:
+            return self
+        return self._once("magnitude", lambda: self._copy(_values=self._values.abs(), _positive=True))
 
     def cost(self) -> Cost:
-        """Transforms of the padded grid, P log2 P per head, also for the spectrum; dense entries are read off."""
+        """Transforms of the padded grid, P log2 P per head, for the spectrum too; dense entries cost nothing."""
         product = math.ceil(_COST * self.num_heads * self._padded_size * math.log2(2 * self._padded_size))
         return Cost(product, dense=0, refresh=0 if self._is_kept else product)
 
@@ -281,7 +307,7 @@ def _check_shape(shape: int | Sequence[int]) -> tuple[int, ...]:
 
 
 def _levels(shape: tuple[int, ...], distance: Distance, causal: bool) -> tuple[Tensor, Tensor]:
-    """The distinct distances, for ``"l2"`` their squares, [K], and which every offset has, [2X - 1, ...]."""
+    """Return the distinct distances, squared for ``"l2"``, [K], and the index of every offset's, [2X - 1, ...]."""
     offsets = np.meshgrid(*(np.abs(np.arange(1 - size, size)) for size in shape), indexing="ij", sparse=True)
     if distance == "linf":
         length = np.maximum.reduce(np.broadcast_arrays(*offsets))

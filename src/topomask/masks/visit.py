@@ -1,4 +1,4 @@
-"""The mask of visit frequencies."""
+"""Masks of visit frequencies."""
 
 from __future__ import annotations
 
@@ -14,32 +14,32 @@ from topomask.walks.record import WalkRecord
 
 
 class VisitMask(WalkingMask):
-    r"""How much the random walks from two nodes overlap: O(N), an ad-hoc kernel without importance weights.
+    r"""The overlap of the random walks from two nodes in O(N), an ad-hoc kernel without importance weights.
 
     .. math:: M = \Phi \Phi^\top, \qquad \Phi_{ic} = \frac{1}{n} \sum_{w=1}^{n} \sum_{l} f_l\,
         [\text{walker } w \text{ from } i \text{ is at } c \text{ after } l \text{ steps}]
 
     Walks are frozen; f is learnt. With f = 1, the default, :math:`\Phi_{ic}` is how often a walk from i visits c. In
-    contrast to :class:`topomask.WalkMask`, visits are not divided by their probability, so M estimates no power series
-    of the adjacency matrix; signs of weights do not count, and any graph will do. Queries and keys share their walks,
-    so that M is positive semidefinite.
+    contrast to :class:`topomask.WalkMask`, visits are not divided by their probability, so M does not estimate a power
+    series of the adjacency matrix. Signs of weights are ignored, and any graph works. Queries and keys share their
+    walks, so that M is positive semidefinite.
 
     Args:
         graph: The graph, directed or not.
         num_walks: Walkers per node, head and ensemble.
         max_length: Longest walk L.
         num_heads: Heads; each has its own f, and its own walks unless ``shared_heads``.
-        halt_prob: Probability to stop before each step.
+        halt_prob: Probability of stopping before each step.
         coupling: ``"repelling"``, ``"antithetic"`` or ``"iid"``, see :func:`topomask.sample_features`.
-        shared_walks: Let keys use the walks of queries. Otherwise :math:`M = \Phi_q \Phi_k^\top` with walks of their
-            own, which is neither symmetric nor positive semidefinite.
-        shared_heads: Let all heads use the same walks, which are then sampled and stored once.
-        normalize: Divide every row of Phi by its Euclidean norm, so that the diagonal of M is 1 where walks are shared.
+        shared_walks: Use the walks of queries for keys too. Otherwise :math:`M = \Phi_q \Phi_k^\top`, with separate
+            walks, is neither symmetric nor positive semidefinite.
+        shared_heads: Use the same walks for all heads, sampled and stored once.
+        normalize: Divide every row of Phi by its Euclidean norm, so that with shared walks the diagonal of M is 1.
         f: Initial modulation, [L + 1] or [H, L + 1]. Default: ones.
         positive: Keep f positive.
-        seed: Seed of the walks. Default: drawn from torch's generator, so that every mask walks differently.
+        seed: Seed of the walks. Default: drawn from torch's generator, so that every mask has its own walks.
         walks: Walks already sampled, with ``weighting="visits"``: one, or (queries, keys) if they are not shared.
-        save_walks: Store the walks in ``state_dict``. Otherwise it holds what is needed to sample them again.
+        save_walks: Store the walks in ``state_dict``. Otherwise it stores what is needed to sample them again.
 
     Example:
         >>> import torch, topomask as tm
@@ -93,7 +93,7 @@ class VisitMask(WalkingMask):
 
 
 class VisitOperator(WalkOperator):
-    """The overlap of visits, over the norms of rows where that is asked for."""
+    """The overlap of visits, divided by the norms of rows if the mask normalises."""
 
     def __init__(self, mask: VisitMask, graph: Graph, record: WalkRecord) -> None:
         self._normalize = self._cancels_scale = mask.normalize
@@ -103,7 +103,7 @@ class VisitOperator(WalkOperator):
         values = super()._values(walks)
         if not self._normalize:
             return values
-        # The norms are those of the mask itself: larger ones would not give a magnitude that dominates it.
+        # The norms are those of M itself: with larger ones, the magnitude would not dominate M.
         squares = walks.values(self._f).view(values.shape).double().square()
         ones = squares.new_ones(len(squares), walks._pattern.shape[1], 1)
         totals = spmm(walks._pattern, squares, ones)
@@ -121,8 +121,8 @@ class VisitOperator(WalkOperator):
 
 
 def _inverse_roots(totals: Tensor) -> Tensor:
-    """One over the norms of rows; a row that vanishes has a norm of 0, and a root with infinite slope.
+    """Inverse norms of rows from sums of squares in float64, which holds the large slope of the root near 0.
 
-    The slope at the square of a small number is large: float64 holds it.
+    A row of zeros gives 1: the slope of the root at 0 is infinite.
     """
     return torch.where(totals > 0, totals, 1.0).rsqrt()

@@ -1,4 +1,4 @@
-"""The mask of graph random features."""
+"""Masks of graph random features."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ class WalkMask(WalkingMask):
     .. math:: \hat M = \Phi_q \Phi_k^\top, \qquad \Phi = \sum_l f_l\,\mathrm{load}_{\cdot\cdot l}, \qquad
         \mathbb{E}\,\hat M = \sum_k \alpha_k W^k, \quad \alpha = f * f
 
-    Walks are frozen; the modulation f is learnt. With ``symmetric=False`` only queries walk, :math:`\hat M = \Phi` and
+    Walks are frozen; the modulation f is learnt. With ``symmetric=False``, only queries walk, :math:`\hat M = \Phi` and
     :math:`\alpha = f`.
 
     Args:
-        graph: The graph that the mask is on unless another is given to :meth:`on`.
+        graph: The default graph; :meth:`on` takes any other.
         num_walks: Walkers per node, head and ensemble.
         max_length: Longest walk L.
         num_heads: Heads; each has its own f, and its own walks unless ``shared_heads``.
-        halt_prob: Probability to stop before each step.
+        halt_prob: Probability of stopping before each step.
         coupling: ``"repelling"``, ``"antithetic"`` or ``"iid"``, see :func:`topomask.sample_features`.
         normalization: ``"sym"``, ``"row"`` or ``"none"``, see :meth:`topomask.Graph.adjacency`.
         symmetric: Whether keys walk too. Symmetric features need a symmetric W.
-        shared_walks: Let keys use the walks of queries, as the paper does. The diagonal is then biased upwards.
-        shared_heads: Let all heads use the same walks, which are then sampled and stored once.
+        shared_walks: Use the walks of queries for keys too, as the paper does. This biases the diagonal upwards.
+        shared_heads: Use the same walks for all heads, sampled and stored once.
         f: Initial modulation, [L + 1] or [H, L + 1]. Default: :math:`2^{-l}`.
         positive: Keep f positive.
-        seed: Seed of the walks. Default: drawn from torch's generator, so that every mask walks differently.
+        seed: Seed of the walks. Default: drawn from torch's generator, so that every mask has its own walks.
         walks: Walks already sampled on the graph: those of the queries, or (queries, keys).
-        save_walks: Store the walks in ``state_dict``. Otherwise it holds what is needed to sample them again.
+        save_walks: Store the walks in ``state_dict``. Otherwise it stores what is needed to sample them again.
 
     Example:
         >>> import torch, topomask as tm
@@ -47,6 +47,8 @@ class WalkMask(WalkingMask):
     References:
         Reid et al. (2025), Alg. 1 and Alg. 2.
     """
+
+    _shown = (*WalkingMask._shown, "symmetric")
 
     def __init__(
         self,
@@ -68,7 +70,7 @@ class WalkMask(WalkingMask):
         save_walks: bool = False,
     ) -> None:
         if shared_walks and not symmetric:
-            raise ValueError("`shared_walks` is True, but keys do not walk when symmetric=False. Leave it out.")
+            raise ValueError("`shared_walks` is True, but with symmetric=False keys have no walks. Leave it out.")
         recipe = WalkRecipe(
             num_walks=num_walks,
             max_length=max_length,
@@ -96,14 +98,10 @@ class WalkMask(WalkingMask):
         normalization = graph.check_normalization(self._recipe.normalization)
         if self._recipe.symmetric and (graph.directed or normalization == "row"):
             raise ValueError(
-                f"Symmetric features estimate sums of W^k (W^T)^l, which is a power series only for a symmetric W, but "
+                f"Symmetric features estimate sums of W^k (W^T)^l, a power series only if W is symmetric, but "
                 f"the graph is {'directed' if graph.directed else 'undirected'} and `normalization` is "
                 f"{normalization!r}. Pass symmetric=False, which estimates sum_k f_k W^k on any graph."
             )
 
     def _operator(self, graph: Graph, record: WalkRecord) -> WalkOperator:
         return WalkOperator(self, graph, record)
-
-    def extra_repr(self) -> str:
-        """Shown when the module is printed."""
-        return f"{super().extra_repr()}, symmetric={self.symmetric}"

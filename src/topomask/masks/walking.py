@@ -1,4 +1,4 @@
-"""What masks that walk have in common: the walks, the modulation, and every way to attend."""
+"""Masks of walk features: the base class and its operator."""
 
 from __future__ import annotations
 
@@ -32,28 +32,22 @@ if TYPE_CHECKING:
 
 
 def draw_seed() -> int:
-    """A seed from torch's generator."""
+    """Draw a seed from torch's generator."""
     with plainly():
         return int(torch.randint(2**62, (), device="cpu"))
 
 
 class WalkingMask(SeededModule, Mask):
-    r"""A mask of sparse features that frozen walks leave behind, with a modulation that is learnt.
+    r"""A mask made of sparse features of frozen walks, with a learnt modulation.
 
     .. math:: M = \Phi_q \Phi_k^\top \quad \text{or} \quad M = \Phi_q
 
-    A subclass says what the features are by its operator.
-
-    Args:
-        graph: The graph.
-        recipe: How walks are drawn.
-        f: Initial modulation, [L + 1] or [H, L + 1]. Default: the powers of ``_decay``.
-        positive: Keep f positive.
-        walks: Walks already sampled on the graph. Default: sampled here.
-        save_walks: Store the walks in ``state_dict``.
+    The operator of a subclass defines the features. Arguments are those of :class:`topomask.WalkMask`; by default, f
+    starts as the powers of ``_decay``.
     """
 
     _decay = 0.5
+    _shown: tuple[str, ...] = ("num_walks", "max_length", "num_heads", "coupling", "seed")
 
     def __init__(
         self,
@@ -66,7 +60,7 @@ class WalkingMask(SeededModule, Mask):
     ) -> None:
         super().__init__(graph, recipe.num_heads)
         if walks is not None and graph is None:
-            raise ValueError("`walks` are on a graph. Pass the graph too.")
+            raise ValueError("`walks` was given without `graph`. Pass the graph that the walks were sampled on.")
         self.save_walks = save_walks
         if f is None:
             f = self._decay ** torch.arange(recipe.max_length + 1)
@@ -79,13 +73,13 @@ class WalkingMask(SeededModule, Mask):
 
     @abstractmethod
     def _operator(self, graph: Graph, record: WalkRecord) -> WalkOperator:
-        """The operator of the values that parameters have now."""
+        """Return the operator with the current values of the parameters."""
 
     def _check_graph(self, graph: Graph) -> None:
-        """A ValueError where the mask cannot be on a graph."""
+        """Raise if the mask does not support a graph."""
 
     def f(self) -> Tensor:
-        """The modulation, [H, L + 1]."""
+        """Return the modulation, [H, L + 1]."""
         return self.modulation()
 
     @property
@@ -95,7 +89,7 @@ class WalkingMask(SeededModule, Mask):
 
     @property
     def recipe(self) -> WalkRecipe:
-        """All that decides the walks, apart from the graph."""
+        """The settings that determine the walks on a graph."""
         self._follow()
         return self._recipe
 
@@ -104,34 +98,35 @@ class WalkingMask(SeededModule, Mask):
         return self._recipe.seed
 
     def _take_seed(self, seed: int) -> None:
-        # Walks that were given do not depend on it.
+        # Given walks do not depend on the seed.
         if self._given is None:
             self.resample(seed)
 
     @property
     def walks(self) -> Walks:
-        """The walks on the mask's own graph: those of the queries, or (queries, keys) where keys have their own."""
+        """The walks on the default graph: those of the queries, or (queries, keys) if keys have their own."""
         self._follow()
         record = self._own_record()
         query, key = record.query, record.key
         return query if key is None or key is query else (query, key)
 
     def sample(self, graph: Graph) -> Walks:
-        """Walks of this mask on a graph, for :meth:`on`; a data loader can do this ahead of time."""
+        """Sample walks on a graph, to pass to :meth:`on`. A data loader can do this ahead of time."""
+        graph = self.graph_or(graph)
         self._check_graph(graph)
         return self.recipe.sample(graph)
 
     def resample(self, seed: int) -> None:
-        """Draw new walks, on the mask's own graph and on any other."""
-        recipe = replace(self._recipe, seed=seed).shared()
-        self._take(recipe, None)
+        """Draw new walks, on the default graph and on all others."""
+        self._take(self._graph, replace(self._recipe, seed=seed).shared(), None)
+        self._offer_seed()
 
     def on(self, graph: Graph | None = None, walks: Any = None) -> Operator:
-        """The operator on a graph, with the values that parameters have now.
+        """Return the operator on a graph, with the current values of the parameters.
 
         Args:
             graph: The graph, or a batch of graphs. Default: the mask's own.
-            walks: What :meth:`sample` gave for it. Default: sampled once per graph, with this mask's seed.
+            walks: What :meth:`sample` returned for it. Default: sampled once per graph, with this mask's seed.
         """
         self._follow()
         if graph is None and walks is None:
@@ -142,7 +137,7 @@ class WalkingMask(SeededModule, Mask):
         return self._keep(record, lambda: self._operator(graph, record))
 
     def _own_record(self) -> WalkRecord:
-        # In compiled code the record is an attribute that is read, so walks drawn anew need no new code.
+        # Compiled code reads the record from an attribute, so new walks do not cause recompilation.
         if fake_mode() is not None or (self._default is None and torch.compiler.is_compiling()):
             return self._record(self.graph_or(None), self._given)
         if self._default is None:
@@ -159,38 +154,24 @@ class WalkingMask(SeededModule, Mask):
         return as_traced(_record_of(self._recipe, graph, walks, device, dtype))
 
     def _bind(self) -> None:
-        """Find the walks on the mask's own graph now, in the mask's own precision."""
+        """Find the walks on the default graph now, in the precision of the mask."""
         self._default = None
         if self._graph is not None and not self.modulation.weight.is_meta:
             self._own_record()
 
-    def _take(self, recipe: WalkRecipe, walks: Walks | None) -> None:
-        """Walk by another recipe, or with walks that are there already; nothing changes if that fails."""
-        before = self._recipe, self._given
-        self._recipe, self._given = recipe, walks
+    def _take(self, graph: Graph | None, recipe: WalkRecipe, walks: Walks | None) -> None:
+        """Use another graph, recipe or given walks. Nothing changes if that fails."""
+        before = self._graph, self._recipe, self._given
+        self._graph, self._recipe, self._given = graph, recipe, walks
         try:
             self._bind()
         except ValueError:
-            self._recipe, self._given = before
+            self._graph, self._recipe, self._given = before
             self._bind()
             raise
-        self._offer_seed()
 
-    @property
-    def graph(self) -> Graph | None:
-        """The graph that the mask is on unless another is given."""
-        return self._graph
-
-    @graph.setter
-    def graph(self, graph: Graph | None) -> None:
-        before = self._graph, self._given
-        self._graph, self._given = None if graph is None else self.graph_or(graph), None
-        try:
-            self._bind()
-        except ValueError:
-            self._graph, self._given = before
-            self._bind()
-            raise
+    def _move_to(self, graph: Graph | None) -> None:
+        self._take(graph, self._recipe, None)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         super()._apply(fn, recurse)
@@ -201,7 +182,7 @@ class WalkingMask(SeededModule, Mask):
         return [self.modulation.weight]
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without the record, which belongs to the graph."""
+        """Leave out the record, which belongs to the graph."""
         return super().__getstate__() | {"_default": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -210,38 +191,36 @@ class WalkingMask(SeededModule, Mask):
         self._bind()
 
     def get_extra_state(self) -> Tensor:
-        """What is needed to have the same walks again."""
+        """Return what a checkpoint needs to restore the walks."""
         walks = None if self._graph is None or self.modulation.weight.is_meta else self.walks
         return checkpoint.write(self.recipe, self._graph, walks, self.save_walks)
 
     def set_extra_state(self, state: Any) -> None:
-        """Take the walks of a checkpoint: those stored in it, or the same sampled again and verified."""
+        """Restore the walks of a checkpoint: those stored in it, or the same walks sampled again and verified."""
         recipe, walks, wanted = checkpoint.read(state, self._recipe, self._graph)
         before = self._recipe, self._given
-        self._take(recipe.shared(), walks)
+        self._take(self._graph, recipe.shared(), walks)
+        self._offer_seed()
         if self._graph is None or self.modulation.weight.is_meta or not wanted:
             return
         found = self.walks if isinstance(self.walks, tuple) else (self.walks,)
         if [side.fingerprint for side in found] != wanted:
-            self._take(*before)
+            self._take(self._graph, *before)
+            self._offer_seed()
             raise ValueError(
-                "Sampling again did not give the walks of the checkpoint: it was saved with walks of its own. "
-                "Save it with save_walks=True."
+                "Sampling again did not reproduce the walks of the checkpoint, since they were given to the saved "
+                "mask. Save it again with save_walks=True."
             )
 
     def extra_repr(self) -> str:
-        """Shown when the module is printed."""
-        s = self._recipe
-        return (
-            f"{self._graph}, num_walks={s.num_walks}, max_length={s.max_length}, num_heads={s.num_heads}, "
-            f"coupling={s.coupling!r}, seed={s.seed}"
-        )
+        """Settings shown when the module is printed."""
+        return ", ".join([str(self._graph), *(f"{name}={getattr(self._recipe, name)!r}" for name in self._shown)])
 
 
 def _record_of(recipe: WalkRecipe, graph: Graph, walks: Walks, device: torch.device, dtype: torch.dtype) -> WalkRecord:
-    """The record of walks that are there already; made once for all layers that are given them."""
+    """Return the record of given walks, computed once for all layers that are given them."""
     owner, *others = walks if isinstance(walks, tuple) else (walks,)
-    # Graphs and walks are equal to themselves alone.
+    # Graphs and walks are compared by identity.
     made_of = (graph, device, dtype, recipe.kind, *others)
     last = getattr(owner, "_last_record", None)
     if last is not None and last[0] == made_of:
@@ -253,22 +232,16 @@ def _record_of(recipe: WalkRecipe, graph: Graph, walks: Walks, device: torch.dev
 
 
 class _Features(NamedTuple):
-    """The entries of Phi for queries and keys, [V, P]; those of keys are None where only queries walk."""
+    """The entries of Phi for queries and keys, [V, P]; None for keys if only queries walk."""
 
     query: Tensor
     key: Tensor | None
 
 
 class WalkOperator(Operator):
-    """The product of the features of queries and keys, or those of queries alone.
+    """The product of the features of queries and keys, or the features of queries alone."""
 
-    Args:
-        mask: The mask.
-        graph: The graph.
-        record: The walks on it.
-    """
-
-    # Whether entries do not depend on the size of f.
+    # Whether entries do not depend on the scale of f.
     _cancels_scale: bool = False
 
     def __init__(self, mask: WalkingMask, graph: Graph, record: WalkRecord) -> None:
@@ -279,7 +252,7 @@ class WalkOperator(Operator):
             self._f = self._f.double()
         self._f_is_positive = mask.modulation.positive
         self._absolute = False
-        # Now, so that layers that share the operator share them; on small graphs, where they are asked for.
+        # Now, so that layers that share the operator share the features; on small graphs, when they are needed.
         self._evaluated = None if record.dense is not None else self._evaluate()
 
     @property
@@ -292,12 +265,12 @@ class WalkOperator(Operator):
         return _Features(values, None if key is None else values if key is query else self._values(key))
 
     def _values(self, walks: WalkFeatures) -> Tensor:
-        """The entries of Phi, [V, P]: the sum of loads, each times f of its length; of absolute numbers if asked."""
+        """Return the entries of Phi, [V, P]: sums of loads times f, or of their absolute values."""
         f = self._f.abs() if self._absolute else self._f
         return torch.atleast_2d(walks.values(f, absolute=self._absolute))
 
     def _dense_values(self, loads: Tensor) -> Tensor:
-        """Phi from loads as dense matrices, [H, R, N]."""
+        """Return Phi, [H, R, N], from dense loads."""
         f, loads = (self._f.abs(), loads.abs()) if self._absolute else (self._f, loads)
         dtype = torch.promote_types(f.dtype, loads.dtype)
         query = self._record.query
@@ -313,7 +286,7 @@ class WalkOperator(Operator):
         return other
 
     def _is_positive(self) -> bool:
-        """Whether nothing is negative, so that the operator, with its gradient, is its own magnitude."""
+        """Whether nothing is negative, so that the operator is its own magnitude, gradient included."""
         if self._absolute or self._record.signed:
             return self._absolute
         if self._f_is_positive or not has_values(self._f):
@@ -349,12 +322,12 @@ class WalkOperator(Operator):
         if record.key is None or key is None:
             return densify(record.query_pattern, query, *size)
         keys = densify(record.key_pattern, key, self.num_heads, record.key.num_rows, record.key.num_columns)
-        # A sparse matrix times a dense one: O(N^2), where a dense product would take O(N^3).
+        # A sparse matrix times a dense one: O(N^2) instead of O(N^3).
         return multiply(record.query_pattern, query, keys.mT, self.num_heads)
 
     @once
     def entries(self) -> Entries:
-        """The values of M_hat where walks meet."""
+        """The entries of M_hat where walks meet."""
         values, magnitude = self._pair_values(), self.magnitude()
         return Entries(self._record.pairs(), values, values if magnitude is self else magnitude._pair_values())
 
@@ -365,13 +338,13 @@ class WalkOperator(Operator):
         return pair_values(record.pairs(), record.query_pattern, record.key_pattern, query, key)
 
     def attend_pairs(self, q: Tensor, k: Tensor, v: Tensor, sums: PairSums, is_key: Tensor | None = None) -> Attended:
-        """Attention over the entries of M_hat, computed on the fly where that is faster than keeping them."""
+        """Attention over the entries of M_hat, computed on the fly if that is faster than storing them."""
         record = self._record
         kinds = {x.dtype for x in (q, self._features.query)}
         on_the_fly = record.counts.tiles is not None and kinds == {torch.float32} and q.device.type == "cpu"
         if record.key is None or sums.absolute or not on_the_fly:
             return attend_entries(self.entries(), self.num_heads, q, k, v, sums, is_key)
-        # Many masks are never attended to in this way.
+        # Imported here, since many masks never use it.
         from topomask.ops.feature_attention import PackedWeights, feature_attention, fits
 
         patterns = (record.query_pattern, record.key_pattern)
@@ -402,10 +375,10 @@ class WalkOperator(Operator):
     def select(self, query_nodes: Tensor | None, key_nodes: Tensor | None) -> Operator:
         """Rows of the features of queries and of keys."""
         if torch.compiler.is_compiling():
-            # How many walks there are in these rows is not known.
+            # The number of entries in these rows is unknown.
             return super().select(query_nodes, key_nodes)
         if torch.is_inference_mode_enabled():
-            # Tensors of inference mode have no derivative, by which a transposed product may be computed.
+            # Inference tensors have no derivative, which a transposed product may need.
             with plainly():
                 return self.select(query_nodes, key_nodes)
         record = self._record
@@ -424,11 +397,11 @@ class WalkOperator(Operator):
         return other
 
     def cost(self) -> Cost:
-        """Nonzeros of the features, and pairs of walks that meet."""
+        """The cost from the nonzeros of the features and the pairs of walks that meet."""
         separate = not self._is_positive()
         if torch.compiler.is_compiling():
             return self._cost(self._record.rough_counts, separate)
-        # The same for all operators on a record, but for these.
+        # Apart from these, the cost is the same for all operators on a record.
         costs, key = self._record.costs, (self.num_heads, self._is_kept, separate)
         if key not in costs:
             costs[key] = self._cost(self._record.counts, separate)
