@@ -1,7 +1,4 @@
-"""Attention with and without a mask.
-
-Names are imported when they are first used.
-"""
+"""Attention with and without a mask. Names are imported on first use."""
 
 from typing import TYPE_CHECKING
 
@@ -18,6 +15,7 @@ __all__ = ["Plan", "linear_attention", "masked_attention", "masked_softmax_atten
 __getattr__, __dir__ = lazy_names(
     __name__,
     {
+        "checks": (),
         "costs": (),
         "feature_maps": (),
         "inputs": (),
