@@ -265,9 +265,9 @@ def test_a_hub_gives_the_same_by_every_way():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (dict(feature_map="gelu"), "feature_map"),
-        (dict(normalizer="l2"), "normalizer"),
-        (dict(strategy="fast"), "strategy"),
+        (dict(feature_map="gelu"), r"`feature_map` must be one of .*'identity'\) or a function, but is 'gelu'"),
+        (dict(normalizer="l2"), r"`normalizer` must be one of \('absolute', 'signed', 'none'\), but is 'l2'"),
+        (dict(strategy="fast"), r"`strategy` must be one of \('auto', 'pairs', 'product', 'dense'\), but is 'fast'"),
         (dict(q=torch.zeros(2, 2, 10, 4)), "query_nodes"),
         (dict(q=torch.zeros(2, 3, 11, 4)), "multiple"),
         (dict(q=torch.zeros(2, 4, 11, 4)), "one head or as many as `q`, 4"),

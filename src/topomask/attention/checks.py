@@ -9,14 +9,7 @@ from topomask.support.near_names import did_you_mean
 
 
 def check_choice(name: str, value: Any, choices: Iterable[str], context: str = "") -> None:
-    """Raise a ValueError that lists all valid names, unless ``value`` is one of them.
-
-    Args:
-        name: Name of the argument.
-        value: Its value.
-        choices: All valid names.
-        context: What else is valid, or what the names are valid for, as in " or a function".
-    """
+    """Raise a ValueError that lists all valid names, followed by ``context``, unless ``value`` is one of them."""
     choices = tuple(choices)
     if value not in choices:
         hint = did_you_mean(value, choices) if isinstance(value, str) else ""

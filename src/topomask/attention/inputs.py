@@ -123,23 +123,19 @@ class KeyGroups(NamedTuple):
 def features(
     phi: Callable[[Tensor], Tensor], inputs: Tokens, groups: KeyGroups, dtype: torch.dtype, shift: bool
 ) -> tuple[Tensor, Tensor]:
-    """Compute the features of queries and keys, [B, H, N, M].
+    """Compute the features of queries and keys, [B, H, N, M]; a user-defined feature map is called in ``dtype``.
 
-    Args:
-        phi: The feature map.
-        inputs: Queries and keys.
-        groups: The graph of each key.
-        dtype: Precision in which a user-defined feature map is called.
-        shift: Whether to shift exponents per query, and per graph and head for keys, to prevent overflow. The factor
-            cancels if attention is normalised.
+    With ``shift``, exponents are shifted per query, and per graph and head for keys, to prevent overflow: a factor that
+    cancels if attention is normalised.
     """
     if isinstance(phi, feature_maps.ExponentialMap):
         exponents_q, exponents_k = phi.exponents(inputs.q), phi.exponents(inputs.k)
         if inputs.is_key is not None:
             exponents_k = exponents_k.masked_fill(~inputs.is_key, -torch.inf)
         if shift:
-            exponents_q = exponents_q - _finite(row_max(exponents_q.detach()))
-            exponents_k = exponents_k - _finite(_max_per_graph(exponents_k.detach(), groups))
+            # Where there is no finite maximum, exponents are not shifted.
+            exponents_q = exponents_q - row_max(exponents_q.detach()).nan_to_num(0.0, 0.0, 0.0)
+            exponents_k = exponents_k - _max_per_graph(exponents_k.detach(), groups).nan_to_num(0.0, 0.0, 0.0)
         return exponents_q.exp(), exponents_k.exp()
     phi_q, phi_k = _apply(phi, inputs.q, dtype), _apply(phi, inputs.k, dtype)
     return phi_q, phi_k if inputs.is_key is None else phi_k.masked_fill(~inputs.is_key, 0.0)
@@ -183,10 +179,6 @@ def _max_per_graph(x: Tensor, groups: KeyGroups) -> Tensor:
     return lowest.scatter_reduce(-2, places, largest, "amax").gather(-2, places)
 
 
-def _finite(shift: Tensor) -> Tensor:
-    return torch.where(shift.isfinite(), shift, 0.0)
-
-
 def _inverse_power_of_two(largest: Tensor) -> Tensor:
     """A power of two that brings ``largest`` close to 1; scaling by it is exact."""
     exponent = torch.frexp(largest).exponent.clamp(-126, 126)
@@ -201,12 +193,8 @@ def can_look(x: Tensor) -> bool:
 def is_lost(total: Tensor, vanishes: Callable[[], bool], safe_low: float = SAFE_LOW) -> bool:
     """Whether normalisers overflowed or underflowed in float32, so that attention must be computed in float64.
 
-    Where values cannot be read, queries whose normaliser does not fit in float32 attend to nothing.
-
-    Args:
-        total: The normaliser of each query.
-        vanishes: Whether a normaliser of 0 may be the sum of numbers that underflowed.
-        safe_low: Normalisers of at least this size are accurate.
+    Where values cannot be read, queries whose normaliser does not fit in float32 attend to nothing. Normalisers of at
+    least ``safe_low`` are accurate; ``vanishes`` tells whether 0 may be a sum of numbers that underflowed.
     """
     if total.dtype != torch.float32 or not total.numel() or not can_look(total):
         return False
@@ -225,14 +213,7 @@ def may_vanish(
     unscaled: tuple[Tensor, Tensor],
     is_key: Tensor | None,
 ) -> bool:
-    """Whether products of features of queries and keys may have underflowed in float32.
-
-    Args:
-        phi: The feature map.
-        scaled: Features of queries and keys after :func:`rescaled`, [B, H, N, M].
-        unscaled: The same before: features that were not 0 may have become 0.
-        is_key: Which keys count, [B, 1, N_k, 1]. Default: all.
-    """
+    """Whether products of features of queries and keys, before and after :func:`rescaled`, may have underflowed."""
     for now, before, is_token in zip(scaled, unscaled, (None, is_key), strict=True):
         small = now.detach().abs() < _SMALL
         if not feature_maps.is_positive(phi):

@@ -1,4 +1,4 @@
-"""Linear attention modulated by a mask."""
+"""Linear attention, with a mask and without."""
 
 from __future__ import annotations
 
@@ -73,8 +73,8 @@ def masked_attention(
             rounding noise (``operator.product_noise``): ``"product"`` treats a normaliser below it as zero.
         key_padding_mask: [..., N_k], True for padding, as in ``torch.nn.MultiheadAttention``.
         dropout_p: Probability of dropping a pair (i, j) from the numerator.
-        query_nodes: Node of every query, [N_q]. Default: all nodes in order.
-        key_nodes: Node of every key, [N_k]. Default: all nodes in order.
+        query_nodes: Node of each query, [N_q]. Default: all nodes in order.
+        key_nodes: Node of each key, [N_k]. Default: all nodes in order.
 
     Returns:
         Attended values, [..., H, N_q, D_v], in the dtype of ``q``.
@@ -139,7 +139,7 @@ def _attend(work: _Linear, strategy: str) -> tuple[Attended, _Linear]:
 def _by_products(work: _Linear) -> Attended:
     operator, phi_q, phi_k, v, normalizer = work[:5]
     if normalizer == "none":
-        return _undivided(operator.attend(phi_q, phi_k, v))
+        return Attended(operator.attend(phi_q, phi_k, v), v.new_ones(1))
     ones = v.new_ones(*v.shape[:-1], 1)
     magnitude = operator.magnitude() if normalizer == "absolute" else operator
     noise = magnitude.product_noise(phi_k.detach().abs())
@@ -148,10 +148,6 @@ def _by_products(work: _Linear) -> Attended:
         joined = operator.attend(phi_q, phi_k, torch.cat([v, ones], dim=-1))
         return divide(joined[..., :-1], joined[..., -1:], smallest)
     return divide(operator.attend(phi_q, phi_k, v), magnitude.attend(phi_q.abs(), phi_k.abs(), ones), smallest)
-
-
-def _undivided(out: Tensor) -> Attended:
-    return Attended(out, out.new_ones(1))
 
 
 def _few_scores(work: _Linear) -> Attended | None:
@@ -185,7 +181,7 @@ def _dense(work: _Linear) -> Attended:
         return dense_attention(phi_q, phi_k, v, weights, magnitudes, normalize=normalizer != "none")
     weighted, total = _weigh(work, weights, magnitudes)
     numerator = drop(weighted, work.dropout_p) @ v
-    return _undivided(numerator) if normalizer == "none" else divide(numerator, total)
+    return Attended(numerator, v.new_ones(1)) if normalizer == "none" else divide(numerator, total)
 
 
 def _weigh(work: _Linear, weights: Tensor, magnitudes: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -203,3 +199,67 @@ def _over_pairs(work: _Linear) -> Attended:
     magnitudes, normalize = work.normalizer == "absolute", work.normalizer != "none"
     sums = PairSums(magnitudes=magnitudes, absolute=work.absolute, normalize=normalize)
     return attend_pairs(work.operator, work.phi_q, work.phi_k, work.v, None, sums, work.dropout_p)
+
+
+def linear_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    feature_map: FeatureMap = "relu",
+    normalizer: Normalizer = "absolute",
+    key_padding_mask: Tensor | None = None,
+) -> Tensor:
+    r"""Linear attention in O(N M D): the same as :func:`topomask.masked_attention` with a mask of ones.
+
+    .. math:: y_i = \phi(q_i)^\top \sum_j \phi(k_j)\,v_j^\top \Big/ |\phi(q_i)|^\top \sum_j |\phi(k_j)|
+
+    The output of a query that attends to nothing is 0.
+
+    Args:
+        q: Queries, [..., H, N_q, D].
+        k: Keys, [..., H_kv, N_k, D], with H a multiple of H_kv.
+        v: Values, [..., H_kv, N_k, D_v].
+        feature_map: See :func:`topomask.masked_attention`.
+        normalizer: ``"absolute"`` (above), ``"signed"`` (without absolute values) or ``"none"``.
+        key_padding_mask: [..., N_k], True for padding.
+
+    Returns:
+        Attended values, [..., H, N_q, D_v], in the dtype of ``q``.
+
+    Example:
+        >>> import torch, topomask as tm
+        >>> q, k, v = torch.randn(3, 1, 2, 64, 16)
+        >>> tm.linear_attention(q, k, v).shape
+        torch.Size([1, 2, 64, 16])
+
+    References:
+        Katharopoulos et al. (2020), Transformers are RNNs; Reid et al. (2025), Eq. 3.
+    """
+    check_choice("normalizer", normalizer, get_args(Normalizer))
+    phi = feature_maps.resolve(feature_map)
+    tokens = inputs.prepare(q, k, v, key_padding_mask)
+    with inputs.without_autocast(q):
+        tokens = inputs.widened(phi, tokens)
+        out, is_accurate = _attend_unmasked(phi, tokens, q.dtype, normalizer)
+        if not is_accurate:
+            out, _ = _attend_unmasked(phi, tokens.double(), q.dtype, normalizer)
+        return inputs.restore(out, q)
+
+
+def _attend_unmasked(
+    phi: Callable[[Tensor], Tensor], tokens: Tokens, dtype: torch.dtype, normalizer: Normalizer
+) -> tuple[Tensor, bool]:
+    """Return the result, and whether its precision was sufficient."""
+    phi_q, phi_k = unscaled = inputs.features(phi, tokens, KeyGroups(), dtype, shift=normalizer != "none")
+    if normalizer != "none" and not isinstance(phi, feature_maps.ExponentialMap):
+        phi_q, phi_k = inputs.rescaled(phi_q, phi_k, KeyGroups())
+    # Written so that the gradients of features have the memory layout of features.
+    out = phi_q @ (tokens.v.mT @ phi_k).mT
+    if normalizer == "none":
+        return out, True
+    if normalizer == "absolute" and not feature_maps.is_nonnegative(phi):
+        phi_q, phi_k = phi_q.abs(), phi_k.abs()
+    found = divide(out, phi_q @ phi_k.sum(dim=-2)[..., None])
+    lost = inputs.is_lost(found.total, lambda: inputs.may_vanish(phi, (phi_q, phi_k), unscaled, tokens.is_key))
+    return found.out, not lost

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 
@@ -63,27 +63,19 @@ class Problem(NamedTuple):
     num_features: int
     value_dim: int
     times: int  # number of inputs, times heads that share a head of the mask
-    strategy: Strategy
-    kernel: Kernel
-    dropout: bool
+    strategy: Strategy = "auto"
+    kernel: Kernel = "linear"
+    dropout: bool = False
 
     @classmethod
     def of(
-        cls,
-        operator: Operator,
-        num_features: int,
-        value_dim: int,
-        batch_size: int = 1,
-        num_heads: int | None = None,
-        strategy: Strategy = "auto",
-        kernel: Kernel = "linear",
-        dropout: bool = False,
+        cls, operator: Operator, num_features: int, value_dim: int, batch_size: int, num_heads: int | None, **how: Any
     ) -> Problem:
         """Describe attention with an operator; the arguments are those of :func:`plan_attention`."""
         heads = operator.num_heads
         times = batch_size * (max(num_heads or 1, heads) // heads)
         cost, sizes = operator.cost(), (heads, operator.num_queries, operator.num_keys, num_features, value_dim, times)
-        return cls(operator.name, cost, operator.is_all_ones, *sizes, strategy, kernel, dropout)
+        return cls(operator.name, cost, operator.is_all_ones, *sizes, **how)
 
     @property
     def entries(self) -> int:
@@ -133,7 +125,8 @@ def plan_attention(
     if isinstance(batch_size, torch.SymInt):
         # An exported program serves any batch, so the choice must not depend on it.
         batch_size = batch_size.node.hint or 1
-    problem = Problem.of(operator, num_features, value_dim, batch_size, num_heads, strategy, kernel, dropout)
+    sizes = (num_features, value_dim, batch_size, num_heads)
+    problem = Problem.of(operator, *sizes, strategy=strategy, kernel=kernel, dropout=dropout)
     return _choose(problem) if torch.compiler.is_compiling() else _cached_plan(problem, id(costs.constants))
 
 
@@ -258,23 +251,10 @@ def _count_pairs(problem: Problem, pairs: int) -> Work:
     width, softmax = problem.num_features + problem.value_dim, float(problem.kernel == "softmax")
     pairs, tiles = min(pairs, problem.entries), cost.tiles
     if tiles is None:
-        terms = {
-            "rows: call": 1.0,
-            "rows: multiply-add": times * pairs * width,
-            "rows: pair": times * pairs,
-            "rows: power": softmax * times * pairs,
-            "rows: query": times * rows * width,
-            "rows: refresh": cost.refresh,
-        }
+        kind, counts = "rows", {"multiply-add": pairs * width, "pair": pairs, "power": softmax * pairs}
     else:
-        terms = {
-            "tiles: call": 1.0,
-            "tiles: key": times * tiles.keys,
-            "tiles: key, per width": times * tiles.keys * width,
-            "tiles: alone": times * tiles.alone,
-            "tiles: alone, per width": times * tiles.alone * width,
-            "tiles: power": softmax * times * tiles.keys,
-            "tiles: query": times * rows * width,
-            "tiles: refresh": cost.refresh,
-        }
+        kind, counts = "tiles", {"key": tiles.keys, "alone": tiles.alone, "power": softmax * tiles.keys}
+        counts |= {"key, per width": tiles.keys * width, "alone, per width": tiles.alone * width}
+    terms = {f"{kind}: {name}": times * count for name, count in (counts | {"query": rows * width}).items()}
+    terms |= {f"{kind}: call": 1.0, f"{kind}: refresh": cost.refresh}
     return Work(2.0 * times * pairs * width + 2.0 * cost.refresh, terms)

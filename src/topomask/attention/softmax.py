@@ -54,8 +54,8 @@ def masked_softmax_attention(
             attention, which stores no weights and has no second derivatives (``"dense"`` does).
         key_padding_mask: [..., N_k], True for padding.
         dropout_p: Probability of dropping a pair (i, j) from the numerator.
-        query_nodes: Node of every query, [N_q]. Default: all nodes in order.
-        key_nodes: Node of every key, [N_k]. Default: all nodes in order.
+        query_nodes: Node of each query, [N_q]. Default: all nodes in order.
+        key_nodes: Node of each key, [N_k]. Default: all nodes in order.
         scale: Factor that multiplies the scores. Default: 1 / sqrt(D).
 
     Returns:
