@@ -265,13 +265,13 @@ def test_a_hub_gives_the_same_by_every_way():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (dict(feature_map="gelu"), "feature_map"),
-        (dict(normalizer="l2"), "normalizer"),
-        (dict(strategy="fast"), "strategy"),
+        (dict(feature_map="gelu"), r"`feature_map` must be one of .*'identity'\) or a function, but is 'gelu'"),
+        (dict(normalizer="l2"), r"`normalizer` must be one of \('absolute', 'signed', 'none'\), but is 'l2'"),
+        (dict(strategy="fast"), r"`strategy` must be one of \('auto', 'pairs', 'product', 'dense'\), but is 'fast'"),
         (dict(q=torch.zeros(2, 2, 10, 4)), "query_nodes"),
         (dict(q=torch.zeros(2, 3, 11, 4)), "multiple"),
-        (dict(q=torch.zeros(2, 4, 11, 4)), "one head or the 4"),
-        (dict(q=torch.zeros(1, 2, 11, 4)), "agree in batch"),
+        (dict(q=torch.zeros(2, 4, 11, 4)), "one head or as many as `q`, 4"),
+        (dict(q=torch.zeros(1, 2, 11, 4)), "match in batch and width"),
         (dict(q=torch.zeros(2, 2, 11, 4, dtype=torch.int64)), "floating"),
         (dict(q=torch.zeros(11, 4)), r"\[..., H, N, D\]"),
         (dict(v=torch.zeros(2, 2, 10, 4)), "`k` and `v`"),

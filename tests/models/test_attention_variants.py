@@ -84,6 +84,21 @@ def test_a_function_makes_its_own_layer():
     assert isinstance(make_attention(factory, TokenGrid((4, 5)), 8, 2).mask, tm.NeighborMask)
 
 
+def test_the_mask_s_name_of_grf_is_accepted():
+    options = AttentionOptions(num_walks=3, seed=0)
+    assert torch.equal(mask_of("walk", options).to_dense(), mask_of("grf", options).to_dense())
+    assert options.obeyed_by("walk") == options
+
+
+@pytest.mark.parametrize(
+    ("name", "here"),
+    [("visit", "'visits'"), ("power-series", "'exact'"), ("learned-features", "'learned'"), ("all", "'linear' or")],
+)
+def test_other_names_of_masks_are_answered_by_their_names_here(name, here):
+    with pytest.raises(ValueError, match=rf"must be one of \('softmax', .*'learned'\), but is '{name}'.* Pass {here}"):
+        mask_of(name)
+
+
 @pytest.mark.parametrize(
     ("name", "close"), [("grf_paper", "grf-paper"), ("soft-max", "softmax"), ("toplitz", "toeplitz")]
 )

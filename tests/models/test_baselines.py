@@ -84,7 +84,7 @@ def test_on_a_directed_graph_a_node_hears_where_its_edges_lead(layer):
 @pytest.mark.parametrize("layer", ["gat", "gin"])
 def test_weights_are_refused_where_they_would_be_ignored(layer):
     graph = ragged_graph()
-    with pytest.raises(ValueError, match=f"`graph` has weights, which layer '{layer}' has no use for. Take one of"):
+    with pytest.raises(ValueError, match=f"`graph` has weights, which layer '{layer}' does not use. Use one of"):
         GraphNetwork(3, 2, layer, dim=8)(torch.randn(graph.num_nodes, 3), graph)
 
 
@@ -117,7 +117,7 @@ def test_all_precisions(name):
 @pytest.mark.parametrize("layer", ["gcn", "sgc"])
 def test_negative_weights_are_refused(layer):
     graph = tm.Graph.from_edges([[0, 1], [1, 2]], weights=[1.0, -2.0], signed=True)
-    with pytest.raises(ValueError, match=f"`graph` has negative weights, but layer '{layer}' takes roots"):
+    with pytest.raises(ValueError, match=f"`graph` has negative weights, but layer '{layer}' takes square roots"):
         GraphNetwork(3, 2, layer, dim=8)(torch.randn(3, 3), graph)
 
 
@@ -161,8 +161,14 @@ def test_sparse_features_are_encoded_or_made_dense():
         ({"norm": "group"}, "`norm` must be one of"),
         ({"depth": 0}, "`depth` must be at least 1"),
         ({"dropout": 1.0}, r"`dropout` must lie in \[0, 1\), but is 1.0"),
-        ({"layer": "sgc", "norm": "batch"}, "`norm` is 'batch', but layer 'sgc' is one linear layer"),
-        ({"layer": "sgc", "dropout": 0.9}, "`dropout` is 0.9, but layer 'sgc' .* take `input_dropout`"),
+        (
+            {"layer": "sgc", "norm": "batch"},
+            "`norm` is 'batch', but layer 'sgc' is one linear layer",
+        ),
+        (
+            {"layer": "sgc", "dropout": 0.9},
+            "`dropout` is 0.9, but layer 'sgc' .* use `input_dropout`",
+        ),
         ({"layer": "gcn", "depth": 1, "norm": "batch"}, "`norm` is 'batch', but `depth` is 1"),
         ({"layer": "gin", "depth": 1, "dropout": 0.9}, "`dropout` is 0.9, but `depth` is 1"),
         ({"layer": "gin", "norm": "layer", "residual": True}, "`residual` is for layers 'gcn' and 'gat'"),

@@ -276,6 +276,24 @@ def test_directed_graphs_and_norms():
     ("options", "message"),
     [
         ({"mask": "walks"}, r"`mask` must be one of .*Did you mean 'walk'\?"),
+        (
+            {"mask": "grf-softmax"},
+            r"must be one of \('walk', .*'none'\).* Pass mask='walk', kind='softmax' instead",
+        ),
+        ({"mask": "gkat"}, r"but is 'gkat'\. Pass mask='visit', kind='softmax' instead"),
+        ({"mask": "linear"}, r"but is 'linear'\. Pass mask='all', kind='linear' instead"),
+        ({"mask": "mlp"}, r"but is 'mlp'\. Pass mask='none' instead"),
+        ({"mask": "visits"}, r"but is 'visits'\. Pass mask='visit' instead"),
+        ({"mask": "exact"}, r"but is 'exact'\. Pass mask='power-series' instead"),
+        (
+            {"kind": "sofmax"},
+            r"`kind` must be one of \('linear', 'softmax'\), but is 'sofmax'\. Did you mean 'softmax'",
+        ),
+        (
+            {"feature_map": "rellu"},
+            r"`feature_map` must be one of \('relu', 'elu', 'exp', 'softmax', 'identity'\) or",
+        ),
+        ({"normalizer": "sum"}, r"`normalizer` must be one of \('absolute', 'signed', 'none'\) for kind='linear'"),
         ({"mask": "all", "mask_options": GraphMaskOptions(num_walks=3)}, "mask 'all' has no option `num_walks`"),
         ({"local": "gat"}, "`local` must be one of"),
         ({"norm": "group"}, "`norm` must be one of"),
@@ -286,11 +304,11 @@ def test_directed_graphs_and_norms():
         ({"attention_dropout": 1.0}, r"`attention_dropout` must lie in \[0, 1\)"),
         ({"depth": 0}, "`depth` must be at least 1"),
         ({"mlp_ratio": -1.0}, r"`mlp_ratio \* dim` must be at least 1, but is -"),
-        ({"mask": None}, "`mask` must be a name of .*, but is None"),
-        ({"mask": tm.WalkMask}, "`mask` must be a name of .*, but is the class WalkMask"),
+        ({"mask": None}, r"`mask` must be one of .*, a mask, or a function .* for a number of heads, but is None"),
+        ({"mask": tm.WalkMask}, r"`mask` must be one of .*, a mask, or a function .*, but is the class WalkMask"),
         (
             {"mask": "power-series", "mask_options": GraphMaskOptions(max_length=2.5)},
-            "a whole number from 0, .* is 2.5",
+            "an integer of at least 0, .* is 2.5",
         ),
         ({"mask": "none", "num_heads": 0}, "`num_heads` must be at least 1"),
         ({"mask": "none", "kind": "bogus"}, "`kind` must be one of"),
@@ -304,6 +322,21 @@ def test_directed_graphs_and_norms():
 def test_bad_arguments_are_named(options, message):
     with pytest.raises(ValueError, match=message):
         make(**options)
+
+
+def test_the_paper_s_name_of_the_walk_mask_is_accepted():
+    options = GraphMaskOptions(num_walks=3, seed=0)
+    torch.manual_seed(0)
+    walk = make(mask="walk", mask_options=options)
+    torch.manual_seed(0)
+    grf = make(mask="grf", mask_options=options)
+    graph = tm.cycle_graph(5)
+    assert isinstance(grf.blocks[0].attention.mask, tm.WalkMask)
+    assert torch.equal(grf(features(graph), graph), walk(features(graph), graph))
+    assert options.obeyed_by("grf") == options
+    assert GraphTransformerConfig.preset("gkat", mask="grf").mask_options.num_walks == 50
+    with pytest.raises(ValueError, match="mask 'walk' has no option `time`"):
+        make(mask="grf", mask_options=GraphMaskOptions(time=2.0))
 
 
 def test_inputs_and_configs_that_do_not_fit_are_named():
@@ -347,7 +380,7 @@ def test_masks_that_stay_where_they_are_are_refused_at_once(name):
 
 
 def test_a_function_that_makes_no_mask_is_refused():
-    with pytest.raises(ValueError, match="`mask` must make masks, but made a NoneType"):
+    with pytest.raises(ValueError, match="`mask` must return a mask, but returned a NoneType"):
         make(mask=lambda _: None)
 
 

@@ -163,7 +163,7 @@ def test_config_and_model_have_the_same_fields_and_defaults():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (dict(neighbors="graph"), "neighbors"),
+        (dict(neighbors="graph"), r"`neighbors` must be one of \('grf', 'messages', 'none'\), or a function"),
         (dict(neighbors="none", num_hops=2), "has no option `num_hops`"),
         (dict(neighbors="grf", anchor_fraction=0.5), "has no option `anchor_fraction`"),
         (dict(neighbors="messages", anchor_fraction=0.0), "anchor_fraction"),
@@ -183,6 +183,10 @@ def test_config_and_model_have_the_same_fields_and_defaults():
 def test_bad_arguments_are_named(options, message):
     with pytest.raises(ValueError, match=message):
         Interlacer(**options)
+
+
+def test_the_mask_s_name_of_grf_is_accepted():
+    assert isinstance(Interlacer(dim=8, depth=1, neighbors="walk").neighbors[0], WalkNeighbors)
 
 
 def test_bad_clouds_are_named():

@@ -283,7 +283,7 @@ def test_bad_arguments_are_named(options, message):
         ((1, 2, 5, 3), (5, 3), "`k` must have shape"),
         ((1, 4, 5, 3), (1, 2, 5, 3), "num_heads=2"),
         ((1, 2, 5, 3), (1, 3, 5, 3), "divisor"),
-        ((1, 2, 5, 3), (2, 2, 5, 3), "agree in batch"),
+        ((1, 2, 5, 3), (2, 2, 5, 3), "match in batch"),
     ],
 )
 def test_bad_input_is_named(q, k, message):

@@ -1,30 +1,26 @@
-"""Attention with and without a mask.
-
-Names are imported when they are first used.
-"""
+"""Attention with and without a mask. Names are imported on first use."""
 
 from typing import TYPE_CHECKING
 
 from topomask.support.imports import lazy_names
 
 if TYPE_CHECKING:
-    from topomask.attention.linear import masked_attention
+    from topomask.attention.linear import linear_attention, masked_attention
     from topomask.attention.plan import Plan, plan_attention
     from topomask.attention.softmax import masked_softmax_attention
-    from topomask.attention.unmasked import linear_attention
 
 __all__ = ["Plan", "linear_attention", "masked_attention", "masked_softmax_attention", "plan_attention"]
 
 __getattr__, __dir__ = lazy_names(
     __name__,
     {
+        "checks": (),
         "costs": (),
         "feature_maps": (),
         "inputs": (),
-        "linear": ("masked_attention",),
+        "linear": ("linear_attention", "masked_attention"),
         "masked": (),
         "plan": ("Plan", "plan_attention"),
         "softmax": ("masked_softmax_attention",),
-        "unmasked": ("linear_attention",),
     },
 )

@@ -1,7 +1,8 @@
 """Constants of the cost model behind ``strategy="auto"``: nanoseconds per call, multiply-add, pair, and so on.
 
-The defaults were measured on two cores with AVX-512. ``topomask bench calibrate`` measures those of a machine and keeps
-them in the user's cache folder, or where the environment variable ``TOPOMASK_COSTS`` says; they are read on import.
+The defaults were measured on two cores with AVX-512. ``topomask bench calibrate`` measures the constants of your
+machine and saves them in the user's cache folder, or in the file that the environment variable ``TOPOMASK_COSTS``
+names. They are read on import.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from pathlib import Path
 
 from topomask.support.files import cache_folder, write_atomically
 
-# What topomask/attention/plan.py counts, in nanoseconds each.
+# Nanoseconds of everything that topomask/attention/plan.py counts.
 DEFAULTS: dict[str, float] = {
     "product: call": 960000.0,
     "product: multiply-add": 0.1,
@@ -46,14 +47,12 @@ DEFAULTS: dict[str, float] = {
 
 
 def path() -> Path:
-    """Where the constants of this machine are kept."""
-    if "TOPOMASK_COSTS" in os.environ:
-        return Path(os.environ["TOPOMASK_COSTS"])
-    return cache_folder() / "costs.json"
+    """Return the file that holds the constants of this machine."""
+    return Path(os.environ["TOPOMASK_COSTS"]) if "TOPOMASK_COSTS" in os.environ else cache_folder() / "costs.json"
 
 
 def load() -> Mapping[str, float]:
-    """The constants of this machine where they were measured, else the defaults."""
+    """Return the constants of this machine if they were measured, else the defaults."""
     file = path()
     try:
         found = json.loads(file.read_text())
@@ -62,8 +61,8 @@ def load() -> Mapping[str, float]:
         return DEFAULTS
     except (OSError, ValueError) as error:
         warnings.warn(
-            f"The cost constants in {file} cannot be used, so the defaults are: {error} "
-            "Measure them anew with `topomask bench calibrate`, or delete the file.",
+            f"Using the default cost constants, because those in {file} are invalid: {error} "
+            "Measure them again with `topomask bench calibrate`, or delete the file.",
             stacklevel=2,
         )
         return DEFAULTS
@@ -71,7 +70,7 @@ def load() -> Mapping[str, float]:
 
 
 def save(measured: Mapping[str, float]) -> Path:
-    """Keep the constants of this machine for later processes, and use them in this one."""
+    """Save the constants of this machine for later processes, and use them in this one."""
     check(measured)
     file = path()
     text = json.dumps(dict(measured), indent=2)
@@ -82,13 +81,13 @@ def save(measured: Mapping[str, float]) -> Path:
 
 
 def check(found: object) -> None:
-    """A ValueError unless there is one number of at least 0 for every term."""
+    """Raise a ValueError unless there is one finite number >= 0 for every term."""
     if not isinstance(found, dict) or set(found) != set(DEFAULTS):
-        raise ValueError(f"There must be one number for each of {sorted(DEFAULTS)}.")
+        raise ValueError(f"Expected one number for each of {sorted(DEFAULTS)}.")
     for term, value in found.items():
         if not isinstance(value, (int, float)) or isinstance(value, bool) or not math.isfinite(value) or value < 0:
-            raise ValueError(f"The constant of {term!r} must be a number of at least 0, but is {value!r}.")
+            raise ValueError(f"The constant {term!r} must be a finite number >= 0, but is {value!r}.")
 
 
-# What plans are made with: a plain dictionary, which torch.compile can read.
+# The constants in use: a plain dictionary, which torch.compile can read.
 constants: Mapping[str, float] = load()

@@ -1,8 +1,8 @@
 r"""Feature maps :math:`\phi` of linear attention.
 
-A feature map is any function from [..., D] to [..., M]. One whose values are exponentials may be an
-:class:`ExponentialMap` instead: attention then shifts its exponents so that nothing overflows. One whose values are
-never negative may say so with an attribute ``nonnegative = True``, which saves work.
+A feature map is any function from [..., D] to [..., M]. If its values are exponentials, make it an
+:class:`ExponentialMap`: attention then shifts the exponents to prevent overflow. If its values are never negative, give
+it an attribute ``nonnegative = True``, which saves work.
 """
 
 from __future__ import annotations
@@ -16,30 +16,31 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from topomask.attention.checks import check_choice
 from topomask.ops.derived import constant_when_compiled, plainly
 from topomask.ops.registration import fake_mode
 
-# Widths whose projections are kept: a model has one or two.
-_MAX_PROJECTIONS = 8
+# Below this, exp(x) loses digits in float32.
+_LOWEST_ELU = -80.0
 
 
 class ExponentialMap(nn.Module, ABC):
-    """A feature map exp(e(x)), given by its exponents.
+    """A feature map exp(e(x)), defined by its exponents e(x).
 
-    Attention takes the largest exponent of the keys of a graph out of all of them. Queries that only see keys whose
-    exponents lie further below it than float32 can hold are computed in float64, up to 690 below. Inside
-    ``torch.compile`` and on devices other than the CPU, where numbers are not looked at, keys count 0 from about 69
-    below on.
+    Attention subtracts the largest exponent of the keys of a graph from all of them. If a query only sees keys whose
+    exponents are too far below it for float32, attention is computed in float64, which reaches 690 below. Inside
+    ``torch.compile`` and on devices other than the CPU, where values are not inspected, keys from about 69 below count
+    as 0.
     """
 
     nonnegative = True
 
     @abstractmethod
     def exponents(self, x: Tensor) -> Tensor:
-        """e(x), [..., D] to [..., M]."""
+        """Compute e(x), from [..., D] to [..., M]."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """exp(e(x)), without a shift."""
+        """Compute exp(e(x)), without a shift."""
         return self.exponents(x).exp()
 
 
@@ -47,7 +48,7 @@ class Exp(ExponentialMap):
     """The exponential of every coordinate."""
 
     def exponents(self, x: Tensor) -> Tensor:
-        """X itself."""
+        """Return x unchanged."""
         return x
 
 
@@ -80,7 +81,7 @@ class SoftmaxFeatures(ExponentialMap):
         self.register_buffer("projection", _orthogonal_gaussian(num_features, dim, generator))
 
     def exponents(self, x: Tensor) -> Tensor:
-        """Projections less half the squared norm, and the logarithm of the factor."""
+        """Compute the exponents of the formula above, the factor included."""
         return _softmax_exponents(x, self.projection)
 
 
@@ -91,28 +92,22 @@ def _softmax_exponents(x: Tensor, projection: Tensor) -> Tensor:
 
 
 def relu(x: Tensor) -> Tensor:
-    """max(x, 0), the paper's choice."""
+    """Compute max(x, 0), the paper's choice."""
     return F.relu(x)
 
 
 def elu(x: Tensor) -> Tensor:
-    """Exponential linear unit plus 1, written so that it stays positive for very negative x."""
-    # The branch that is not taken must not overflow, or its zero gradient becomes NaN.
+    """Exponential linear unit plus 1, computed so that it stays positive for very negative x."""
+    # The branch that is not taken must not overflow, or its gradient of zero becomes NaN.
     return torch.where(x > 0, x + 1.0, x.clamp(max=0.0).exp())
 
 
 def identity(x: Tensor) -> Tensor:
-    """X itself; scores may be negative."""
+    """Return x unchanged; scores may be negative."""
     return x
 
 
-# Below, exp(x) loses digits in float32.
-_LOWEST_ELU = -80.0
-# Values that are never negative, and those that are never 0 but for underflow.
-_NONNEGATIVE, _POSITIVE = (relu, elu), (elu,)
-
-
-@lru_cache(_MAX_PROJECTIONS)
+@lru_cache(8)
 def _draw_projection(dim: int) -> Tensor:
     with plainly(), torch.device("cpu"):
         return SoftmaxFeatures(dim).projection
@@ -120,13 +115,13 @@ def _draw_projection(dim: int) -> Tensor:
 
 @constant_when_compiled
 def _default_projection(dim: int) -> Tensor:
-    """The projections behind the name "softmax", the same for every call; those of the last widths are kept."""
+    """The projections behind the name "softmax", the same in every call and cached per width."""
     projection, mode = _draw_projection(dim), fake_mode()
     return projection if mode is None else mode.from_tensor(projection)
 
 
 class _DefaultSoftmax(ExponentialMap):
-    """What the name "softmax" stands for."""
+    """The feature map behind the name "softmax"."""
 
     def exponents(self, x: Tensor) -> Tensor:
         return _softmax_exponents(x, _default_projection(x.shape[-1]))
@@ -142,36 +137,35 @@ _NAMED: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def resolve(feature_map: str | Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    """The feature map of a name, or the function itself."""
+    """Return the feature map with a name, or a function unchanged."""
     if callable(feature_map):
         return feature_map
-    if feature_map not in _NAMED:
-        raise ValueError(f"`feature_map` must be one of {tuple(_NAMED)} or a function, but is {feature_map!r}.")
+    check_choice("feature_map", feature_map, _NAMED, " or a function")
     return _NAMED[feature_map]
 
 
 def is_named(feature_map: Callable[[Tensor], Tensor]) -> bool:
-    """Whether it is one of the library's own, which take any precision."""
+    """Whether this is a feature map of the library, which works in any precision."""
     return isinstance(feature_map, ExponentialMap) or feature_map in _NAMED.values()
 
 
 def is_nonnegative(feature_map: Callable[[Tensor], Tensor]) -> bool:
     """Whether all values are known to be at least 0."""
-    return feature_map in _NONNEGATIVE or bool(getattr(feature_map, "nonnegative", False))
+    return feature_map in (relu, elu) or bool(getattr(feature_map, "nonnegative", False))
 
 
 def underflows(feature_map: Callable[[Tensor], Tensor], x: Tensor) -> bool:
-    """Whether features of some numbers are too small for float32; those of exponential maps are scaled before."""
+    """Whether some features of x underflow in float32; exponential maps are shifted instead."""
     return feature_map is elu and bool(x.numel()) and bool(x.detach().amin() < _LOWEST_ELU)
 
 
 def is_positive(feature_map: Callable[[Tensor], Tensor]) -> bool:
-    """Whether all values are known to be above 0, so that 0 stands for a number that is too small."""
-    return feature_map in _POSITIVE or isinstance(feature_map, ExponentialMap)
+    """Whether all values are known to be above 0, so that a 0 has underflowed."""
+    return feature_map is elu or isinstance(feature_map, ExponentialMap)
 
 
 def _orthogonal_gaussian(num_rows: int, dim: int, generator: torch.Generator) -> Tensor:
-    """Rows with the law of standard normal vectors, orthogonal within every block of ``dim`` rows."""
+    """Rows distributed as standard normal vectors, orthogonal within each block of ``dim`` rows."""
     blocks = math.ceil(num_rows / dim)
     bases, triangles = torch.linalg.qr(torch.randn(blocks, dim, dim, generator=generator, device="cpu"))
     # Without the signs, QR does not give uniformly distributed rotations.

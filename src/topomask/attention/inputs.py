@@ -1,4 +1,4 @@
-"""What every kind of attention does to queries, keys and values before and after it attends."""
+"""Steps before and after every kind of attention: check queries, keys and values, compute features, restore shapes."""
 
 from __future__ import annotations
 
@@ -16,34 +16,34 @@ from topomask.ops.row_extremes import any_extreme
 
 FeatureMap = str | Callable[[Tensor], Tensor]
 
-# Entering a context that is off already takes as long as a small product.
+# Used where autocast is off: entering torch.autocast(enabled=False) takes as long as a small product.
 _NOTHING = nullcontext()
 
-# Features between its inverse and this can be multiplied and added up in float32 without a scale.
+# Features between 1 / _NEAR_ONE and _NEAR_ONE can be multiplied and added up in float32 without rescaling.
 _NEAR_ONE = 2.0**24
-# Normalisers between these are far from what float32 cannot hold.
+# Normalisers in this range are far from the limits of float32.
 SAFE_LOW, SAFE_HIGH = 2.0**-40, 2.0**80
-# Features whose products may be too small for float32.
+# Products of features below this may be too small for float32.
 _SMALL = 2.0**-40
 
 
 class Tokens(NamedTuple):
-    """Checked inputs in at least float32, with one batch axis and as many heads of keys as of queries: [B, H, N, D]."""
+    """Checked inputs in at least float32, with one batch axis and as many key heads as query heads: [B, H, N, D]."""
 
     q: Tensor
     k: Tensor
     v: Tensor
-    is_key: Tensor | None  # [B, 1, N_k, 1], False where padded
+    is_key: Tensor | None  # [B, 1, N_k, 1], False for padding
 
     def double(self) -> Tokens:
-        """The same in float64."""
+        """Return the same tokens in float64."""
         return self._replace(q=self.q.double(), k=self.k.double(), v=self.v.double())
 
 
 def prepare(
     q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Tensor | None, at_least: torch.dtype = torch.float32
 ) -> Tokens:
-    """Check inputs and bring them to the shape and precision that attention is computed in."""
+    """Check inputs and convert them to the shape and precision in which attention is computed."""
     _check_shapes(q, k, v)
     dtype = torch.promote_types(q.dtype, at_least)
     groups = q.shape[-3] // k.shape[-3]
@@ -54,31 +54,31 @@ def prepare(
     if key_padding_mask is None:
         return Tokens(q, k, v, None)
     padded = padding_rows(key_padding_mask, batch, k.shape[-2], k.device)[:, None, :, None]
-    # Whatever stands in padding, NaN included, must touch neither results nor gradients.
+    # The contents of padding, even NaN, must affect neither results nor gradients.
     return Tokens(q, k.masked_fill(padded, 0.0), v.masked_fill(padded, 0.0), ~padded)
 
 
 def _in_order(x: Tensor, dtype: torch.dtype, batch: int) -> Tensor:
-    """[B, H, N, D] in contiguous memory: heads usually come as a view of tokens, and are put in order once."""
+    """[B, H, N, D] in contiguous memory: heads usually come as a view of tokens, and are copied once."""
     if x.ndim == 4 and x.dtype == dtype and x.is_contiguous():
         return x
     return x.to(dtype).reshape(batch, *x.shape[-3:]).contiguous()
 
 
 def without_autocast(x: Tensor) -> Any:
-    """A context in which nothing is computed in half precision: sums of many terms need at least float32."""
+    """Return a context without autocast: sums of many terms need at least float32."""
     if not torch.compiler.is_compiling() and (x.is_meta or not torch.is_autocast_enabled(x.device.type)):
         return _NOTHING
     return torch.autocast(x.device.type, enabled=False)
 
 
 def padding_rows(key_padding_mask: Tensor, batch: int, num_keys: int, device: torch.device) -> Tensor:
-    """Which keys are padding, [B, N_k], or [1, N_k] for all inputs; a ValueError unless that is what was given."""
+    """Check a padding mask and return it as [B, N_k], or [1, N_k] if all inputs share it."""
     padded = torch.as_tensor(key_padding_mask, device=device)
     if padded.dtype != torch.bool or padded.shape[-1:] != (num_keys,):
         raise ValueError(
-            f"`key_padding_mask` must be boolean with shape [..., N_k={num_keys}], True where a key is padding, but "
-            f"has shape {tuple(padded.shape)} and dtype {padded.dtype}."
+            f"`key_padding_mask` must be boolean with shape [..., N_k={num_keys}], True for padding, but has shape "
+            f"{tuple(padded.shape)} and dtype {padded.dtype}."
         )
     rows = math.prod(padded.shape[:-1])
     if rows not in (1, batch):
@@ -95,18 +95,18 @@ def _check_shapes(q: Tensor, k: Tensor, v: Tensor) -> None:
             )
     if q.shape[:-3] != k.shape[:-3] or q.shape[-1] != k.shape[-1]:
         raise ValueError(
-            f"`q` and `k` must agree in batch and width, but have shapes {tuple(q.shape)} and {tuple(k.shape)}."
+            f"`q` and `k` must match in batch and width, but have shapes {tuple(q.shape)} and {tuple(k.shape)}."
         )
     if k.shape[:-1] != v.shape[:-1]:
-        raise ValueError(f"`k` and `v` must agree but in width, but have shapes {tuple(k.shape)} and {tuple(v.shape)}.")
+        raise ValueError(f"`k` and `v` must match except in width, but have shapes {tuple(k.shape)}, {tuple(v.shape)}.")
     if q.shape[-3] % k.shape[-3]:
         raise ValueError(
-            f"`q` has {q.shape[-3]} heads, which is no multiple of the {k.shape[-3]} heads of `k` and `v`."
+            f"`q` has {q.shape[-3]} heads, which is not a multiple of the {k.shape[-3]} heads of `k` and `v`."
         )
 
 
 def widened(phi: Callable[[Tensor], Tensor], inputs: Tokens) -> Tokens:
-    """The inputs, in float64 where float32 would lose their features."""
+    """Convert the inputs to float64 if their features would underflow in float32."""
     if inputs.q.dtype != torch.float32 or not can_look(inputs.q):
         return inputs
     lost = feature_maps.underflows(phi, inputs.q) or feature_maps.underflows(phi, inputs.k)
@@ -114,50 +114,46 @@ def widened(phi: Callable[[Tensor], Tensor], inputs: Tokens) -> Tokens:
 
 
 class KeyGroups(NamedTuple):
-    """Which graph of a batch every key belongs to, [N_k], None for one graph; and how many graphs there are."""
+    """The graph that each key belongs to in a batch of graphs."""
 
-    graphs: Tensor | None = None
+    graphs: Tensor | None = None  # [N_k]; None for a single graph
     num_graphs: int = 1
 
 
 def features(
     phi: Callable[[Tensor], Tensor], inputs: Tokens, groups: KeyGroups, dtype: torch.dtype, shift: bool
 ) -> tuple[Tensor, Tensor]:
-    """Features of queries and keys, [B, H, N, M].
+    """Compute the features of queries and keys, [B, H, N, M]; a user-defined feature map is called in ``dtype``.
 
-    Args:
-        phi: The feature map.
-        inputs: Queries and keys.
-        groups: The graphs of keys.
-        dtype: The precision that a user's own feature map is given.
-        shift: Whether there will be a quotient: exponents are then shifted, per query, or per graph and head for keys,
-            so that nothing overflows. The factor cancels.
+    With ``shift``, exponents are shifted per query, and per graph and head for keys, to prevent overflow: a factor that
+    cancels if attention is normalised.
     """
     if isinstance(phi, feature_maps.ExponentialMap):
         exponents_q, exponents_k = phi.exponents(inputs.q), phi.exponents(inputs.k)
         if inputs.is_key is not None:
             exponents_k = exponents_k.masked_fill(~inputs.is_key, -torch.inf)
         if shift:
-            exponents_q = exponents_q - finite(_amax(exponents_q.detach()))
-            exponents_k = exponents_k - finite(_amax_per_graph(exponents_k.detach(), groups))
+            # Where there is no finite maximum, exponents are not shifted.
+            exponents_q = exponents_q - row_max(exponents_q.detach()).nan_to_num(0.0, 0.0, 0.0)
+            exponents_k = exponents_k - _max_per_graph(exponents_k.detach(), groups).nan_to_num(0.0, 0.0, 0.0)
         return exponents_q.exp(), exponents_k.exp()
     phi_q, phi_k = _apply(phi, inputs.q, dtype), _apply(phi, inputs.k, dtype)
     return phi_q, phi_k if inputs.is_key is None else phi_k.masked_fill(~inputs.is_key, 0.0)
 
 
 def rescaled(phi_q: Tensor, phi_k: Tensor, groups: KeyGroups) -> tuple[Tensor, Tensor]:
-    """The features, scaled so that no product of two can overflow or vanish.
+    """Scale features so that no product of two can overflow or underflow.
 
-    A factor per query, or per graph and head for keys, cancels in the quotient of attention.
+    A factor per query, or per graph and head for keys, cancels when attention is normalised.
     """
     if not can_look(phi_q) or any_extreme(phi_q, _NEAR_ONE) or any_extreme(phi_k, _NEAR_ONE):
-        phi_q = phi_q * _inverse_power_of_two(_amax(phi_q.detach().abs()))
-        phi_k = phi_k * _inverse_power_of_two(_amax_per_graph(phi_k.detach().abs(), groups))
+        phi_q = phi_q * _inverse_power_of_two(row_max(phi_q.detach().abs()))
+        phi_k = phi_k * _inverse_power_of_two(_max_per_graph(phi_k.detach().abs(), groups))
     return phi_q, phi_k
 
 
 def _apply(phi: Callable[[Tensor], Tensor], x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Features in the precision of x. A user's own function is given the precision that the user gave."""
+    """Features in the precision of x; a user-defined function is called in the precision of the user's input."""
     out = phi(x if feature_maps.is_named(phi) else x.to(dtype))
     if out.shape[:-1] != x.shape[:-1]:
         raise ValueError(
@@ -166,14 +162,14 @@ def _apply(phi: Callable[[Tensor], Tensor], x: Tensor, dtype: torch.dtype) -> Te
     return out.to(x.dtype)
 
 
-def _amax(x: Tensor) -> Tensor:
-    """The largest number of every row, [..., 1]; 0 where there is none."""
+def row_max(x: Tensor) -> Tensor:
+    """Return the maxima of rows, [..., 1]; 0 for empty rows."""
     return x.amax(dim=-1, keepdim=True) if x.shape[-1] else x.new_zeros(*x.shape[:-1], 1)
 
 
-def _amax_per_graph(x: Tensor, groups: KeyGroups) -> Tensor:
-    """The largest number per graph and head, [B, H, N, 1] (or [B, H, 1, 1] for one graph)."""
-    largest = _amax(x)
+def _max_per_graph(x: Tensor, groups: KeyGroups) -> Tensor:
+    """Maxima per graph and head, [B, H, N, 1], or [B, H, 1, 1] for a single graph."""
+    largest = row_max(x)
     if not x.shape[-2]:
         return largest
     if groups.graphs is None:
@@ -183,20 +179,22 @@ def _amax_per_graph(x: Tensor, groups: KeyGroups) -> Tensor:
     return lowest.scatter_reduce(-2, places, largest, "amax").gather(-2, places)
 
 
+def _inverse_power_of_two(largest: Tensor) -> Tensor:
+    """A power of two that brings ``largest`` close to 1; scaling by it is exact."""
+    exponent = torch.frexp(largest).exponent.clamp(-126, 126)
+    return torch.ldexp(torch.ones_like(largest), -exponent)
+
+
 def can_look(x: Tensor) -> bool:
-    """Whether numbers can be looked at: not inside the compiler or a transform, and not where it waits for a device."""
+    """Whether values can be read here: not in the compiler or a transform, nor where that would wait for a device."""
     return x.device.type == "cpu" and has_values(x) and not is_transformed()
 
 
 def is_lost(total: Tensor, vanishes: Callable[[], bool], safe_low: float = SAFE_LOW) -> bool:
-    """Whether float32 has lost what a normaliser was added up from, so that attention needs float64.
+    """Whether normalisers overflowed or underflowed in float32, so that attention must be computed in float64.
 
-    Where numbers cannot be looked at, queries whose normaliser float32 cannot hold attend to nothing.
-
-    Args:
-        total: The normaliser of every query.
-        vanishes: Whether a normaliser of 0 may be the sum of numbers too small for float32.
-        safe_low: Normalisers from this size on are right.
+    Where values cannot be read, queries whose normaliser does not fit in float32 attend to nothing. Normalisers of at
+    least ``safe_low`` are accurate; ``vanishes`` tells whether 0 may be a sum of numbers that underflowed.
     """
     if total.dtype != torch.float32 or not total.numel() or not can_look(total):
         return False
@@ -209,34 +207,24 @@ def is_lost(total: Tensor, vanishes: Callable[[], bool], safe_low: float = SAFE_
     return bool(((sizes > 0) & (sizes < safe_low)).any()) or vanishes()
 
 
-def any_small(features: Tensor, unscaled: Tensor, is_token: Tensor | None, positive: bool) -> bool:
-    """Whether products of such features may be too small for float32.
-
-    Args:
-        features: [B, H, N, M].
-        unscaled: The same before they were scaled, where some that are 0 now were not.
-        is_token: Which tokens count, [B, 1, N, 1]. Default: all.
-        positive: Whether features that were 0 before are positive numbers that float32 does not hold.
-    """
-    small = features.detach().abs() < _SMALL
-    if not positive:
-        small &= unscaled.detach() != 0
-    return bool((small if is_token is None else small & is_token).any())
-
-
-def finite(shift: Tensor) -> Tensor:
-    """The shift of an exponent, or 0 where there is none."""
-    return torch.where(shift.isfinite(), shift, 0.0)
-
-
-def _inverse_power_of_two(largest: Tensor) -> Tensor:
-    """A power of two that brings ``largest`` near 1, so that scaling rounds nothing."""
-    exponent = torch.frexp(largest).exponent.clamp(-126, 126)
-    return torch.ldexp(torch.ones_like(largest), -exponent)
+def may_vanish(
+    phi: Callable[[Tensor], Tensor],
+    scaled: tuple[Tensor, Tensor],
+    unscaled: tuple[Tensor, Tensor],
+    is_key: Tensor | None,
+) -> bool:
+    """Whether products of features of queries and keys, before and after :func:`rescaled`, may have underflowed."""
+    for now, before, is_token in zip(scaled, unscaled, (None, is_key), strict=True):
+        small = now.detach().abs() < _SMALL
+        if not feature_maps.is_positive(phi):
+            small &= before.detach() != 0
+        if bool((small if is_token is None else small & is_token).any()):
+            return True
+    return False
 
 
 def restore(out: Tensor, q: Tensor) -> Tensor:
-    """A result in the batch axes and the precision of q."""
+    """Return a result in the batch shape and the precision of q."""
     if out.dtype == q.dtype and out.shape[:-1] == q.shape[:-1]:
         return out
     return out.reshape(*q.shape[:-1], out.shape[-1]).to(q.dtype)

@@ -1,4 +1,4 @@
-"""What linear and softmax attention do alike with a mask: checks, the plan, sums over its pairs, and dropout."""
+"""Steps that linear and softmax attention with a mask share: checks, sums over pairs, and dropout."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from topomask.attention.checks import check_probabilities
 from topomask.attention.inputs import Tokens, prepare
-from topomask.attention.plan import Kernel, Plan, Strategy, plan_attention
 from topomask.graph.input import check_nodes
 from topomask.masks.entries import PairSums
 from topomask.masks.mask import Mask
@@ -19,7 +19,7 @@ from topomask.ops.sparse_heads import join_heads
 
 
 def make_operator(mask: Mask | Operator, query_nodes: Any, key_nodes: Any) -> Operator:
-    """The operator of a mask, between the nodes that queries and keys are."""
+    """Return the operator of a mask, restricted to the nodes of queries and keys."""
     if isinstance(mask, Mask):
         operator = mask.on()
     elif isinstance(mask, Operator):
@@ -27,7 +27,7 @@ def make_operator(mask: Mask | Operator, query_nodes: Any, key_nodes: Any) -> Op
         operator._check_unchanged()
     else:
         raise ValueError(
-            f"`mask` must be a topomask.Mask, or an operator that mask.on(graph) gave, but is a {type(mask).__name__}. "
+            f"`mask` must be a topomask.Mask or an operator from mask.on(graph), but is a {type(mask).__name__}. "
             "Wrap a matrix in DenseMask."
         )
     if query_nodes is None and key_nodes is None:
@@ -40,41 +40,25 @@ def make_operator(mask: Mask | Operator, query_nodes: Any, key_nodes: Any) -> Op
 def prepare_for(
     operator: Operator, q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Tensor | None, dropout_p: float
 ) -> Tokens:
-    """Checked inputs."""
+    """Check and prepare inputs for attention with an operator."""
     inputs = prepare(q, k, v, key_padding_mask, torch.float64 if operator._needs_float64 else torch.float32)
     if operator.num_heads not in (1, q.shape[-3]):
-        raise ValueError(f"`mask` must have one head or the {q.shape[-3]} of `q`, but has {operator.num_heads}.")
+        raise ValueError(
+            f"`mask` must have one head or as many as `q`, {q.shape[-3]}, but has {operator.num_heads} heads."
+        )
     if (q.shape[-2], k.shape[-2]) != (operator.num_queries, operator.num_keys):
         raise ValueError(
             f"`mask` is for {operator.num_queries} queries and {operator.num_keys} keys, but `q` has {q.shape[-2]} and "
-            f"`k` has {k.shape[-2]}. Say with query_nodes and key_nodes which nodes they are, or use mask.on(graph)."
+            f"`k` has {k.shape[-2]}. Pass their nodes as query_nodes and key_nodes, or use mask.on(graph)."
         )
-    if not 0 <= dropout_p < 1:
-        raise ValueError(f"`dropout_p` must lie in [0, 1), but is {dropout_p}.")
+    check_probabilities(dropout_p=dropout_p)
     return inputs
 
 
-def make_plan(
-    inputs: Tokens, operator: Operator, num_features: int, strategy: Strategy, kernel: Kernel, dropout_p: float
-) -> Plan:
-    """The plan for checked inputs."""
-    batch, heads = inputs.q.shape[:2]
-    width = inputs.v.shape[-1]
-    return plan_attention(
-        operator, num_features, width, batch, heads, strategy=strategy, kernel=kernel, dropout=dropout_p > 0
-    )
-
-
 def attend_pairs(
-    operator: Operator,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    is_key: Tensor | None,
-    sums: PairSums,
-    dropout_p: float,
+    operator: Operator, q: Tensor, k: Tensor, v: Tensor, is_key: Tensor | None, sums: PairSums, dropout_p: float
 ) -> Attended:
-    """Attention over the entries of an operator."""
+    """Attend over the entries of an operator."""
     if is_key is not None:
         is_key = is_key[..., 0].expand(*k.shape[:2], -1)
     if dropout_p == 0 or not q.shape[:2].numel():
@@ -85,7 +69,7 @@ def attend_pairs(
 def _drop_pairs(
     operator: Operator, q: Tensor, k: Tensor, v: Tensor, is_key: Tensor | None, sums: PairSums, dropout_p: float
 ) -> Attended:
-    """With dropout the weights of all pairs are formed, for one input after the other."""
+    """With dropout, compute the weights of all pairs, one input at a time."""
     from topomask.ops.pair_attention import reference as pairs
 
     pattern, values, magnitudes = operator.entries()
@@ -100,11 +84,10 @@ def _drop_pairs(
         one = (values[head], magnitudes[head], queries[number], keys[number], rows[number], keep)
         return pairs.attend(pattern, *one, *flags, drop=lambda x: F.dropout(x, dropout_p))
 
-    results = [attend(number) for number in range(len(queries))]
-    out, total = (torch.stack(parts) for parts in zip(*results, strict=True))
+    out, total = (torch.stack(parts) for parts in zip(*map(attend, range(len(queries))), strict=True))
     return Attended(out.reshape(*q.shape[:3], v.shape[-1]), total.detach())
 
 
 def drop(weights: Tensor, dropout_p: float) -> Tensor:
-    """Weights with some of them dropped."""
+    """Drop weights at random; without dropout, return them without a copy."""
     return F.dropout(weights, dropout_p) if dropout_p > 0 else weights

@@ -1,14 +1,15 @@
-"""Which way to compute masked attention: all give the same answer, at different cost."""
+"""Choose the strategy of masked attention: all give the same result, at different cost."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 
 from topomask.attention import costs
+from topomask.attention.checks import check_choice
 from topomask.masks.mask import Mask
 from topomask.masks.operator import MAX_KEPT_ENTRIES, Cost, Operator
 from topomask.ops import dense_attention
@@ -17,28 +18,26 @@ from topomask.walks.record import MAX_PAIRS_PER_QUERY
 Strategy = Literal["auto", "pairs", "product", "dense"]
 Kernel = Literal["linear", "softmax"]
 
-# Pairs of walks that may meet in small problems whatever their number per query.
-MIN_PAIR_BUDGET = 1 << 22
-# Entries of a sparse mask: with what is kept beside each, about 8 GB.
-MAX_PAIRS = 1 << 28
-# Attention weights of all inputs and heads that "auto" is willing to form at a time.
-MAX_DENSE_ENTRIES = 1 << 28
-# Attention weights from which on memory decides.
+# In small problems, this many pairs of walks may meet, regardless of their number per query.
+_MIN_PAIR_BUDGET = 1 << 22
+# Entries of a sparse mask: with the data stored beside each, about 8 GB.
+_MAX_PAIRS = 1 << 28
+# Attention weights of all inputs and heads that "auto" computes at a time.
+_MAX_DENSE_ENTRIES = 1 << 28
+# Beyond this many attention weights, memory dominates the time.
 _LARGE = 1 << 23
-# Plans that are kept.
-_MAX_PLANS = 1024
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The way that was chosen, and why.
+    """The strategy that was chosen, and why.
 
     Attributes:
         strategy: ``"pairs"``, ``"product"`` or ``"dense"``.
-        reason: One sentence.
-        seconds: Estimated time of every way that is open.
-        flops: Counted floating-point operations of every way that is open.
-        is_plain: Whether this is softmax attention without a mask, since all entries are 1.
+        reason: Why it was chosen, in one sentence.
+        seconds: Estimated time of each possible strategy.
+        flops: Number of floating-point operations of each possible strategy.
+        is_plain: Whether this is plain softmax attention, because all entries of the mask are 1.
     """
 
     strategy: Strategy
@@ -53,9 +52,9 @@ class Plan:
 
 
 class Problem(NamedTuple):
-    """All that a plan depends on."""
+    """Everything that a plan depends on."""
 
-    name: str  # of the mask, for errors
+    name: str  # of the mask, for error messages
     cost: Cost
     is_all_ones: bool
     num_heads: int  # of the mask
@@ -63,32 +62,24 @@ class Problem(NamedTuple):
     num_keys: int
     num_features: int
     value_dim: int
-    times: int  # inputs, times heads that share a head of the mask
-    strategy: Strategy
-    kernel: Kernel
-    dropout: bool
+    times: int  # number of inputs, times heads that share a head of the mask
+    strategy: Strategy = "auto"
+    kernel: Kernel = "linear"
+    dropout: bool = False
 
     @classmethod
     def of(
-        cls,
-        operator: Operator,
-        num_features: int,
-        value_dim: int,
-        batch_size: int = 1,
-        num_heads: int | None = None,
-        strategy: Strategy = "auto",
-        kernel: Kernel = "linear",
-        dropout: bool = False,
+        cls, operator: Operator, num_features: int, value_dim: int, batch_size: int, num_heads: int | None, **how: Any
     ) -> Problem:
-        """Attention with an operator; the arguments are those of :func:`plan_attention`."""
+        """Describe attention with an operator; the arguments are those of :func:`plan_attention`."""
         heads = operator.num_heads
         times = batch_size * (max(num_heads or 1, heads) // heads)
         cost, sizes = operator.cost(), (heads, operator.num_queries, operator.num_keys, num_features, value_dim, times)
-        return cls(operator.name, cost, operator.is_all_ones, *sizes, strategy, kernel, dropout)
+        return cls(operator.name, cost, operator.is_all_ones, *sizes, **how)
 
     @property
     def entries(self) -> int:
-        """Entries of the mask as a dense matrix."""
+        """Number of entries of the mask as a dense matrix."""
         return self.num_heads * self.num_queries * self.num_keys
 
 
@@ -103,17 +94,20 @@ def plan_attention(
     kernel: Kernel = "linear",
     dropout: bool = False,
 ) -> Plan:
-    """Choose how to compute masked attention.
+    """Choose how to compute masked attention, by estimated time.
 
     Args:
-        mask: The mask, or an operator.
+        mask: A mask or an operator.
         num_features: Width of the query and key features M.
         value_dim: Width of the values D.
-        batch_size: Inputs that share the mask.
-        num_heads: Heads of the input. Default: those of the mask.
-        strategy: ``"auto"``, or the way to take.
+        batch_size: Number of inputs that share the mask.
+        num_heads: Number of heads of the input. Default: that of the mask.
+        strategy: ``"auto"``, or the strategy to use.
         kernel: ``"linear"`` or ``"softmax"`` attention.
         dropout: Whether pairs are dropped.
+
+    Returns:
+        The plan: its strategy, the reason, and the estimated time of each possible strategy.
 
     Example:
         >>> import topomask as tm
@@ -124,28 +118,26 @@ def plan_attention(
     if not isinstance(mask, (Mask, Operator)):
         raise ValueError(f"`mask` must be a topomask.Mask or an Operator, but is a {type(mask).__name__}.")
     operator = mask.on() if isinstance(mask, Mask) else mask
-    if kernel not in get_args(Kernel):
-        raise ValueError(f"`kernel` must be one of {get_args(Kernel)}, but is {kernel!r}.")
+    check_choice("kernel", kernel, get_args(Kernel))
+    check_choice("strategy", strategy, get_args(Strategy))
     if num_heads is not None and operator.num_heads not in (1, num_heads):
         raise ValueError(f"`mask` must have one head or num_heads={num_heads}, but has {operator.num_heads}.")
     if isinstance(batch_size, torch.SymInt):
         # An exported program serves any batch, so the choice must not depend on it.
         batch_size = batch_size.node.hint or 1
-    problem = Problem.of(operator, num_features, value_dim, batch_size, num_heads, strategy, kernel, dropout)
-    return _choose(problem) if torch.compiler.is_compiling() else _known(problem, id(costs.constants))
+    sizes = (num_features, value_dim, batch_size, num_heads)
+    problem = Problem.of(operator, *sizes, strategy=strategy, kernel=kernel, dropout=dropout)
+    return _choose(problem) if torch.compiler.is_compiling() else _cached_plan(problem, id(costs.constants))
 
 
-@lru_cache(_MAX_PLANS)
-def _known(problem: Problem, _: int) -> Plan:
-    """The plan of a problem that came before, as long as the constants of the cost model are the same."""
+@lru_cache(1024)
+def _cached_plan(problem: Problem, _: int) -> Plan:
+    """Plans are cached until the constants of the cost model change."""
     return _choose(problem)
 
 
 def _choose(problem: Problem) -> Plan:
-    strategy = problem.strategy
-    if strategy not in get_args(Strategy):
-        raise ValueError(f"`strategy` must be one of {get_args(Strategy)}, but is {strategy!r}.")
-    closed, work = _closed(problem), count_work(problem)
+    strategy, closed, work = problem.strategy, _closed(problem), count_work(problem)
     flops = {name: way.flops for name, way in work.items()}
     seconds = {
         name: 1e-9 * sum([costs.constants[term] * count for term, count in way.terms.items()])
@@ -154,64 +146,63 @@ def _choose(problem: Problem) -> Plan:
     if strategy != "auto":
         if strategy in closed:
             raise ValueError(f"`strategy` is {strategy!r}, but {closed[strategy]}.")
-        return Plan(strategy, "asked for", seconds, flops)
+        return Plan(strategy, "requested", seconds, flops)
     open_ways = {name: time for name, time in seconds.items() if name not in closed}
     if problem.kernel == "softmax" and problem.is_all_ones and not problem.dropout:
-        reason = "all entries are 1: plain attention, whose weights are not kept"
+        reason = "all entries are 1: plain attention, which stores no weights"
         return Plan("dense", reason, {"dense": open_ways["dense"]}, {"dense": flops["dense"]}, is_plain=True)
-    weights = problem.times * problem.entries
-    if len(open_ways) > 1 and weights > MAX_DENSE_ENTRIES:
+    weights, reasons = problem.times * problem.entries, "; ".join(closed.values())
+    if weights > _MAX_DENSE_ENTRIES:
+        if len(open_ways) == 1:
+            raise ValueError(
+                f"Only dense attention is possible, with {weights:,} weights: {reasons}. Use WalkMask(symmetric=False),"
+                " which has few pairs on any graph (mask='walk' in graph transformers), or linear attention"
+                " (kind='linear'), or force it with strategy='dense' in masked_softmax_attention."
+            )
         open_ways.pop("dense")
-    if set(open_ways) == {"dense"} and weights > MAX_DENSE_ENTRIES:
-        reasons = "; ".join(closed.values())
-        raise ValueError(
-            f"Only dense attention with {weights:,} weights would do: {reasons}. "
-            "Use WalkMask(symmetric=False), whose pairs are few on any graph (mask='walk' of graph transformers), or "
-            "linear attention (kind='linear'), or strategy='dense' of masked_softmax_attention all the same."
-        )
-    # A plain loop: the compiler cannot look into min() with a key where sizes are symbols.
+    # A plain loop: the compiler cannot trace min() with a key if sizes are symbolic.
     best = next(iter(open_ways))
     for name, time in open_ways.items():
         if time < open_ways[best]:
             best = name
-    others = "; ".join(closed.values())
-    reason = "lowest estimated time" if len(open_ways) > 1 else f"the only way, since {others}"
-    if len(open_ways) > 1 and closed:
-        reason += f" ({others})"
+    if len(open_ways) == 1:
+        reason = f"the only way, because {reasons}"
+    else:
+        reason = "lowest estimated time" + (f" ({reasons})" if closed else "")
     return Plan(best, reason, open_ways, {name: flops[name] for name in open_ways})  # type: ignore[arg-type]
 
 
 def _closed(problem: Problem) -> dict[str, str]:
-    """The ways that are not open, with the reason."""
+    """The strategies that are not possible, each with the reason."""
     closed: dict[str, str] = {}
     cost = problem.cost
     rows = max(cost.inner_rows, problem.num_queries, problem.num_keys)
-    limit = max(MIN_PAIR_BUDGET, MAX_PAIRS_PER_QUERY * problem.num_heads * rows)
+    limit = max(_MIN_PAIR_BUDGET, MAX_PAIRS_PER_QUERY * problem.num_heads * rows)
     if cost.pairs is None or cost.max_pairs is None:
         closed["pairs"] = f"{problem.name} has no sparse entries"
     elif cost.max_pairs > limit:
         closed["pairs"] = (
             f"{problem.name} has up to {cost.max_pairs:,} pairs, more than {MAX_PAIRS_PER_QUERY} per query and head; "
-            "WalkMask(symmetric=False) has few pairs on any graph, also where it has hubs, or walks are many and long"
+            "WalkMask(symmetric=False) has few pairs even if the graph has hubs, or walks are many and long"
         )
-    elif cost.pairs > MAX_PAIRS:
+    elif cost.pairs > _MAX_PAIRS:
         closed["pairs"] = f"about {cost.pairs:,} entries would not fit in memory; WalkMask(symmetric=False) has fewer"
     if problem.kernel == "softmax":
         closed["product"] = "softmax attention needs the entries of the mask"
     elif problem.dropout:
-        closed["product"] = "dropout acts on pairs, which products with the mask never form"
+        closed["product"] = "dropout acts on pairs, which products with the mask never compute"
     return closed
 
 
 class Work(NamedTuple):
-    """What a way does."""
+    """The work of a strategy."""
 
     flops: float
-    terms: dict[str, float]  # how often every term of the cost model counts
+    terms: dict[str, float]  # count of each term of the cost model
 
 
 def count_work(problem: Problem) -> dict[str, Work]:
-    """The work of every way to attend."""
+    """Count the work of each strategy."""
     work = {"product": _count_product(problem), "dense": _count_dense(problem)}
     if problem.cost.pairs is not None:
         work["pairs"] = _count_pairs(problem, problem.cost.pairs)
@@ -223,7 +214,7 @@ def _count_product(problem: Problem) -> Work:
     spread = problem.times * problem.num_features * (problem.value_dim + 1)
     flops = 2.0 * spread * (cost.product + rows)
     if cost.rank is not None and cost.rank <= problem.value_dim:
-        # Features of queries and keys are multiplied by values as matrices, and never spread over them.
+        # Features and values are multiplied as matrices, without their outer products.
         joined = 2 * cost.rank * rows * spread
         return Work(flops, {"product: call": 1.0, "dense: multiply-add": joined, "product: refresh": cost.refresh})
     terms = {
@@ -240,14 +231,14 @@ def _count_dense(problem: Problem) -> Work:
     width, softmax = problem.num_features + problem.value_dim, float(problem.kernel == "softmax")
     formed = entries if cost.refresh or entries > MAX_KEPT_ENTRIES else 0
     sizes = (problem.num_queries, problem.num_keys, problem.num_features, problem.value_dim)
-    # Few tokens have a kernel that writes no scores to memory; measured in float32 on the CPU.
+    # For few tokens there is a kernel that writes no scores to memory; measured in float32 on the CPU.
     share = 0.5 if problem.kernel == "linear" and not problem.dropout and dense_attention.fits(*sizes) else 1.0
     terms = {
         "dense: call": 1.0,
         "dense: multiply-add": times * entries * width,
         "dense: weight": share * times * entries,
         "dense: power": softmax * times * entries,
-        # What does not fit in the caches is paged in again and again. Linear attention takes some inputs at a time.
+        # Weights that do not fit in the caches are loaded repeatedly. Linear attention takes a few inputs at a time.
         "dense: large weight": times * entries if entries * (times if softmax else 1) > _LARGE else 0,
         "dense: entry": formed,
         "dense: formed": cost.dense if formed else 0,
@@ -260,23 +251,10 @@ def _count_pairs(problem: Problem, pairs: int) -> Work:
     width, softmax = problem.num_features + problem.value_dim, float(problem.kernel == "softmax")
     pairs, tiles = min(pairs, problem.entries), cost.tiles
     if tiles is None:
-        terms = {
-            "rows: call": 1.0,
-            "rows: multiply-add": times * pairs * width,
-            "rows: pair": times * pairs,
-            "rows: power": softmax * times * pairs,
-            "rows: query": times * rows * width,
-            "rows: refresh": cost.refresh,
-        }
+        kind, counts = "rows", {"multiply-add": pairs * width, "pair": pairs, "power": softmax * pairs}
     else:
-        terms = {
-            "tiles: call": 1.0,
-            "tiles: key": times * tiles.keys,
-            "tiles: key, per width": times * tiles.keys * width,
-            "tiles: alone": times * tiles.alone,
-            "tiles: alone, per width": times * tiles.alone * width,
-            "tiles: power": softmax * times * tiles.keys,
-            "tiles: query": times * rows * width,
-            "tiles: refresh": cost.refresh,
-        }
+        kind, counts = "tiles", {"key": tiles.keys, "alone": tiles.alone, "power": softmax * tiles.keys}
+        counts |= {"key, per width": tiles.keys * width, "alone, per width": tiles.alone * width}
+    terms = {f"{kind}: {name}": times * count for name, count in (counts | {"query": rows * width}).items()}
+    terms |= {f"{kind}: call": 1.0, f"{kind}: refresh": cost.refresh}
     return Work(2.0 * times * pairs * width + 2.0 * cost.refresh, terms)

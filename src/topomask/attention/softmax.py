@@ -9,16 +9,17 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from topomask.attention.inputs import Tokens, is_lost, restore, without_autocast
-from topomask.attention.masked import attend_pairs, drop, make_operator, make_plan, prepare_for
-from topomask.attention.plan import Strategy
+from topomask.attention.checks import check_choice
+from topomask.attention.inputs import Tokens, is_lost, restore, row_max, without_autocast
+from topomask.attention.masked import attend_pairs, drop, make_operator, prepare_for
+from topomask.attention.plan import Strategy, plan_attention
 from topomask.masks.entries import PairSums
 from topomask.masks.mask import Mask
 from topomask.masks.operator import Normalizer, Operator
 from topomask.ops.pair_attention.reference import weighted_powers
 from topomask.ops.quotient import Attended, divide, to_precision
 
-# Normalisers are at least about 1, unless weights decide that are smaller than any but by a factor of e^42.
+# The shift makes normalisers at least about 1, unless the keys that count have weights e^42 times smaller than others.
 _SAFE_LOW = 2.0**-30
 
 
@@ -36,26 +37,26 @@ def masked_softmax_attention(
     key_nodes: Tensor | None = None,
     scale: float | None = None,
 ) -> Tensor:
-    r"""Softmax attention modulated by a graph mask, on the entries of the mask alone.
+    r"""Softmax attention modulated by a graph mask, over the entries of the mask only.
 
     .. math:: y_i = \sum_j M_{ij}\,e^{q_i^\top k_j/\sqrt D}\,v_j \Big/ \sum_j |M|_{ij}\,e^{q_i^\top k_j/\sqrt D}
 
-    Where the mask is sparse this takes time and memory in proportion to its entries.
+    With a sparse mask, time and memory are proportional to the number of its entries.
 
     Args:
         q: Queries, [..., H, N_q, D].
         k: Keys, [..., H_kv, N_k, D], with H a multiple of H_kv.
         v: Values, [..., H_kv, N_k, D_v].
-        mask: The mask, on its own graph, or ``mask.on(graph)``; with H heads or one.
-        normalizer: ``"absolute"`` (above) or ``"signed"`` (with M itself). There is no ``"none"``: without a
-            quotient the exponentials would overflow. Default: ``mask.default_normalizer``.
-        strategy: ``"pairs"`` or ``"dense"``; ``"auto"`` takes the cheapest, and where all entries are 1 PyTorch's
-            own attention, which keeps no weights and has no second derivatives; ``"dense"`` has them.
-        key_padding_mask: [..., N_k], True where a key is padding.
-        dropout_p: Probability to drop a pair (i, j) from the numerator.
-        query_nodes: Node of every query, [N_q]. Default: all nodes in order.
-        key_nodes: Node of every key, [N_k]. Default: all nodes in order.
-        scale: Factor of the scores. Default: 1 / sqrt(D).
+        mask: A mask with a graph of its own, or ``mask.on(graph)``; with H heads or one.
+        normalizer: ``"absolute"`` (above) or ``"signed"`` (with M itself). There is no ``"none"``: the exponentials
+            would overflow. Default: ``mask.default_normalizer``.
+        strategy: ``"pairs"`` or ``"dense"``. ``"auto"`` picks the cheapest; if all entries are 1, it uses PyTorch's own
+            attention, which stores no weights and has no second derivatives (``"dense"`` does).
+        key_padding_mask: [..., N_k], True for padding.
+        dropout_p: Probability of dropping a pair (i, j) from the numerator.
+        query_nodes: Node of each query, [N_q]. Default: all nodes in order.
+        key_nodes: Node of each key, [N_k]. Default: all nodes in order.
+        scale: Factor that multiplies the scores. Default: 1 / sqrt(D).
 
     Returns:
         Attended values, [..., H, N_q, D_v], in the dtype of ``q``.
@@ -73,14 +74,14 @@ def masked_softmax_attention(
     operator = make_operator(mask, query_nodes, key_nodes)
     inputs = prepare_for(operator, q, k, v, key_padding_mask, dropout_p)
     normalizer = operator.default_normalizer if normalizer is None else normalizer
-    if normalizer not in ("absolute", "signed"):
-        raise ValueError(f"`normalizer` must be 'absolute' or 'signed' for softmax attention, but is {normalizer!r}.")
+    check_choice("normalizer", normalizer, ("absolute", "signed"), " for softmax attention")
     with without_autocast(q):
         scale = 1.0 / math.sqrt(max(1, q.shape[-1])) if scale is None else scale
-        plan = make_plan(inputs, operator, q.shape[-1], strategy, "softmax", dropout_p)
+        sizes = (q.shape[-1], v.shape[-1], *inputs.q.shape[:2])
+        plan = plan_attention(operator, *sizes, strategy=strategy, kernel="softmax", dropout=dropout_p > 0)
         attend = _plain_softmax if plan.is_plain else _over_pairs if plan.strategy == "pairs" else _dense
         found = attend(inputs._replace(q=inputs.q * scale), operator, normalizer, dropout_p)
-        # Scores may leave float32, or weights decide that are next to nothing. A query without keys has a total of 0.
+        # Scores may overflow float32, or only tiny weights may count. A query without keys has a total of 0.
         if is_lost(found.total, lambda: False, _SAFE_LOW):
             inputs = inputs.double()
             found = attend(inputs._replace(q=inputs.q * scale), operator, normalizer, dropout_p)
@@ -96,19 +97,16 @@ def _dense(inputs: Tokens, operator: Operator, normalizer: str, dropout_p: float
     scores = inputs.q @ inputs.k.mT
     if inputs.is_key is not None:
         scores = scores.masked_fill(~inputs.is_key.mT, -torch.inf)
-    values, magnitudes = to_precision(operator._dense_weights(), scores.dtype), operator.magnitude()._dense_weights()
-    weights = to_precision(magnitudes, scores.dtype) if normalizer == "absolute" else values
-    powers = weighted_powers(scores, weights.detach().abs(), _row_max)
+    weights = values = to_precision(operator._dense_weights(), scores.dtype)
+    if normalizer == "absolute":
+        weights = to_precision(operator.magnitude()._dense_weights(), scores.dtype)
+    powers = weighted_powers(scores, weights.detach().abs(), row_max)
     numerator = drop(powers * values, dropout_p) @ inputs.v
     return divide(numerator, (powers * weights).sum(dim=-1, keepdim=True))
 
 
-def _row_max(x: Tensor) -> Tensor:
-    return x.amax(dim=-1, keepdim=True) if x.shape[-1] else x.new_zeros(*x.shape[:-1], 1)
-
-
 def _plain_softmax(inputs: Tokens, *_: Any) -> Attended:
-    """Softmax attention without a mask, by PyTorch, which keeps no weights where all have one width."""
+    """Softmax attention without a mask, by PyTorch, which stores no weights if q, k and v have the same width."""
     q, k, v, is_key = inputs
     width = v.shape[-1]
     short = width - q.shape[-1]
@@ -118,14 +116,10 @@ def _plain_softmax(inputs: Tokens, *_: Any) -> Attended:
         v = F.pad(v, (0, -short))
     if is_key is None:
         out = F.scaled_dot_product_attention(q, k, v, scale=1.0)[..., :width]
-        return Attended(out, _one_if_finite(out))
-    # Where all is padding, queries may look at it, as long as nothing comes of it.
-    some = is_key.any(dim=-2, keepdim=True)
-    out = F.scaled_dot_product_attention(q, k, v, attn_mask=(is_key | ~some).mT, scale=1.0)[..., :width]
-    out = out.masked_fill(~some, 0.0)
-    return Attended(out, _one_if_finite(out))
-
-
-def _one_if_finite(out: Tensor) -> Tensor:
-    """1 in place of a normaliser that PyTorch keeps to itself; not a number where scores were too large for it."""
-    return torch.where(out.detach().isfinite().all(), 1.0, torch.nan)
+    else:
+        # If everything is padding, queries attend to it, and the result is discarded.
+        some = is_key.any(dim=-2, keepdim=True)
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=(is_key | ~some).mT, scale=1.0)[..., :width]
+        out = out.masked_fill(~some, 0.0)
+    # PyTorch does not return the normaliser: 1 stands for it, or NaN if scores overflowed.
+    return Attended(out, torch.where(out.detach().isfinite().all(), 1.0, torch.nan))

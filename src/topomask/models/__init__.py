@@ -1,58 +1,42 @@
-"""Models.
-
-Names are imported when they are first used, so that a model brings no other with it.
-"""
+"""Models. Names are imported on first use, so that importing a model does not import the others."""
 
 from typing import TYPE_CHECKING
 
 from topomask.support.imports import lazy_names
 
 if TYPE_CHECKING:
-    from topomask.models.attention_variants import AttentionOptions, TokenGrid, make_attention
-    from topomask.models.baselines import GraphNetwork, GraphNetworkConfig
-    from topomask.models.encoder import GridEncoder
-    from topomask.models.graph_masks import GraphMaskOptions
-    from topomask.models.graph_transformer import GraphTransformer, GraphTransformerConfig
-    from topomask.models.interlacer import Interlacer, InterlacerConfig
-    from topomask.models.neighbors import AnchorNeighbors, NeighborLayer, WalkNeighbors
-    from topomask.models.resize import resize_positions
-    from topomask.models.video import VideoTransformer, VideoTransformerConfig
-    from topomask.models.vit import VisionTransformer, VisionTransformerConfig
+    from topomask.models.attention_variants import AttentionOptions as AttentionOptions
+    from topomask.models.attention_variants import TokenGrid as TokenGrid
+    from topomask.models.attention_variants import make_attention as make_attention
+    from topomask.models.baselines import GraphNetwork as GraphNetwork
+    from topomask.models.baselines import GraphNetworkConfig as GraphNetworkConfig
+    from topomask.models.encoder import GridEncoder as GridEncoder
+    from topomask.models.graph_masks import GraphMaskOptions as GraphMaskOptions
+    from topomask.models.graph_transformer import GraphTransformer as GraphTransformer
+    from topomask.models.graph_transformer import GraphTransformerConfig as GraphTransformerConfig
+    from topomask.models.interlacer import Interlacer as Interlacer
+    from topomask.models.interlacer import InterlacerConfig as InterlacerConfig
+    from topomask.models.neighbors import AnchorNeighbors as AnchorNeighbors
+    from topomask.models.neighbors import NeighborLayer as NeighborLayer
+    from topomask.models.neighbors import WalkNeighbors as WalkNeighbors
+    from topomask.models.video import VideoTransformer as VideoTransformer
+    from topomask.models.video import VideoTransformerConfig as VideoTransformerConfig
+    from topomask.models.vit import VisionTransformer as VisionTransformer
+    from topomask.models.vit import VisionTransformerConfig as VisionTransformerConfig
+    from topomask.models.vit import resize_positions as resize_positions
 
-__all__ = [
-    "AnchorNeighbors",
-    "AttentionOptions",
-    "GraphMaskOptions",
-    "GraphNetwork",
-    "GraphNetworkConfig",
-    "GraphTransformer",
-    "GraphTransformerConfig",
-    "GridEncoder",
-    "Interlacer",
-    "InterlacerConfig",
-    "NeighborLayer",
-    "TokenGrid",
-    "VideoTransformer",
-    "VideoTransformerConfig",
-    "VisionTransformer",
-    "VisionTransformerConfig",
-    "WalkNeighbors",
-    "make_attention",
-    "resize_positions",
-]
+_HOMES = {
+    "attention_variants": ("AttentionOptions", "TokenGrid", "make_attention"),
+    "baselines": ("GraphNetwork", "GraphNetworkConfig"),
+    "encoder": ("GridEncoder",),
+    "graph_masks": ("GraphMaskOptions",),
+    "graph_transformer": ("GraphTransformer", "GraphTransformerConfig"),
+    "interlacer": ("Interlacer", "InterlacerConfig"),
+    "neighbors": ("AnchorNeighbors", "NeighborLayer", "WalkNeighbors"),
+    "video": ("VideoTransformer", "VideoTransformerConfig"),
+    "vit": ("VisionTransformer", "VisionTransformerConfig", "resize_positions"),
+}
 
-__getattr__, __dir__ = lazy_names(
-    __name__,
-    {
-        "attention_variants": ("AttentionOptions", "TokenGrid", "make_attention"),
-        "baselines": ("GraphNetwork", "GraphNetworkConfig"),
-        "encoder": ("GridEncoder",),
-        "graph_masks": ("GraphMaskOptions",),
-        "graph_transformer": ("GraphTransformer", "GraphTransformerConfig"),
-        "interlacer": ("Interlacer", "InterlacerConfig"),
-        "neighbors": ("AnchorNeighbors", "NeighborLayer", "WalkNeighbors"),
-        "resize": ("resize_positions",),
-        "video": ("VideoTransformer", "VideoTransformerConfig"),
-        "vit": ("VisionTransformer", "VisionTransformerConfig"),
-    },
-)
+__all__ = sorted(name for names in _HOMES.values() for name in names)
+
+__getattr__, __dir__ = lazy_names(__name__, _HOMES)

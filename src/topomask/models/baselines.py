@@ -1,8 +1,7 @@
-"""Graph networks to compare with, through PyG."""
+"""Graph networks of PyG as baselines."""
 
 from __future__ import annotations
 
-import dataclasses
 import warnings
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
@@ -12,8 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from topomask.attention.checks import check_choice, check_probabilities, check_sizes
 from topomask.graph import Graph
-from topomask.models.graph_transformer import check_features, check_probabilities, check_sizes
+from topomask.models.config import Options, build_model, fields_of
+from topomask.models.graph_transformer import check_features
 from topomask.nn import MLP, GraphReadout, SparseRows
 from topomask.nn.dropout import Dropout, drop
 from topomask.nn.readout import Readout
@@ -21,14 +22,14 @@ from topomask.nn.sparse_rows import apply_linear, drop_features
 from topomask.support.imports import need
 
 Layer = Literal["gcn", "gat", "sgc", "gin"]
-# Edges as PyG has them, with weights where they are not all 1, and what GCN makes of them; they go when the graph goes.
-_KEPT: WeakKeyDictionary[Graph, tuple[Tensor, Tensor | None]] = WeakKeyDictionary()
-# For every device and precision that was asked for; as a matrix, and as edges and weights.
+# Per graph: its edges in PyG's format, and their weights unless all are 1.
+_EDGES: WeakKeyDictionary[Graph, tuple[Tensor, Tensor | None]] = WeakKeyDictionary()
+# Per graph: the normalised matrix of GCN by device and precision; in float64; and as edges and weights.
 _NORMALIZED: WeakKeyDictionary[Graph, tuple[dict[tuple[torch.device, torch.dtype], Tensor], Tensor, Tensor, Tensor]] = (
     WeakKeyDictionary()
 )
 _WEIGHTED = ("gcn", "sgc")
-# By default PyG's LayerNorm runs over all nodes, those of other graphs too.
+# By default, PyG's LayerNorm normalises over all nodes, even of different graphs.
 _NORMS: dict[str, dict[str, Any]] = {
     "none": {"norm": None},
     "batch": {"norm": "BatchNorm"},
@@ -37,26 +38,26 @@ _NORMS: dict[str, dict[str, Any]] = {
 
 
 class GraphNetwork(nn.Module):
-    """GCN, GAT, SGC or GIN of PyG, as published: for nodes, the last layer gives the classes.
+    """GCN, GAT, SGC or GIN of PyG, as published: if it classifies nodes, the last layer computes the logits.
 
-    ``"gcn"`` and ``"sgc"`` take weights of edges; ``"gat"`` and ``"gin"`` have no use for them, and refuse a graph that
-    has any. On a directed graph a node hears the nodes that its edges lead to, as in all of this library.
+    ``"gcn"`` and ``"sgc"`` use edge weights; ``"gat"`` and ``"gin"`` raise an error if the graph has any. On a directed
+    graph, a node receives messages from the nodes that its edges point to, as everywhere in this library.
 
     Args:
-        in_features: Features of a node.
-        num_classes: Classes.
+        in_features: Number of features of a node.
+        num_classes: Number of classes.
         layer: ``"gcn"``, ``"gat"``, ``"sgc"`` (one linear layer after ``depth`` hops) or ``"gin"``.
         dim: Width of the hidden layers; for ``"gat"``, of all heads together.
-        depth: Layers, or hops.
-        num_heads: Heads of ``"gat"``.
+        depth: Number of layers, or of hops.
+        num_heads: Number of heads of ``"gat"``.
         readout: ``"node"``, ``"mean"``, ``"sum"`` or ``"attention"``; see :class:`topomask.nn.GraphReadout`.
-        norm: ``"none"``, ``"batch"`` or ``"layer"``, between layers; ``"none"`` for one layer, as in ``"sgc"``.
-        dropout: Probability to drop a number between layers, and of what is read out of a graph; for ``"gat"``, also an
-            edge, unless it is residual. 0 for one layer that classifies nodes, as in ``"sgc"``.
-        input_dropout: Probability to drop an input feature.
-        encoder: Put a linear layer in front, for sparse features with many columns. Without it these are made dense.
-        residual: A linear layer in front, and every layer with a norm before and a perceptron behind it, beside a
-            residual, as in Platonov et al. (2023). ``"gcn"`` and ``"gat"`` only; ``norm`` is then ``"layer"``.
+        norm: Norm between layers, ``"none"``, ``"batch"`` or ``"layer"``. A single layer, such as ``"sgc"``, has none.
+        dropout: Dropout probability between layers, and of the readout of a graph; for ``"gat"``, also of edges, unless
+            it is residual. Must be 0 for a single layer that classifies nodes, such as ``"sgc"``.
+        input_dropout: Dropout probability of the input features.
+        encoder: Start with a linear layer, for sparse features with many columns, which otherwise are made dense.
+        residual: Start with a linear layer, and give each layer a norm, an MLP and a residual connection, as in
+            Platonov et al. (2023). For ``"gcn"`` and ``"gat"`` with norm ``"layer"`` only.
 
     Example:
         >>> import torch, topomask as tm
@@ -87,10 +88,8 @@ class GraphNetwork(nn.Module):
         residual: bool = False,
     ) -> None:
         super().__init__()
-        if layer not in get_args(Layer):
-            raise ValueError(f"`layer` must be one of {get_args(Layer)}, but is {layer!r}.")
-        if norm not in _NORMS:
-            raise ValueError(f"`norm` must be one of {tuple(_NORMS)}, but is {norm!r}.")
+        check_choice("layer", layer, get_args(Layer))
+        check_choice("norm", norm, _NORMS)
         check_sizes(in_features=in_features, num_classes=num_classes, dim=dim, depth=depth, num_heads=num_heads)
         check_probabilities(dropout=dropout, input_dropout=input_dropout)
         if residual and (layer not in ("gcn", "gat") or norm != "layer"):
@@ -113,7 +112,7 @@ class GraphNetwork(nn.Module):
         self.head = None if readout == "node" else nn.Linear(dim, num_classes)
 
     def forward(self, x: Tensor | SparseRows, graph: Graph) -> Tensor:
-        """Logits of the classes, [N, num_classes] or [num_graphs, num_classes]."""
+        """Compute logits, [N, num_classes] or [num_graphs, num_classes]."""
         check_features(x, graph, self.in_features)
         x = drop_features(x, self.input_dropout, self.training)
         if self.encoder is not None:
@@ -122,13 +121,13 @@ class GraphNetwork(nn.Module):
         edge_index, weights = _edges_of(graph, tokens)
         if weights is not None and self.layer not in _WEIGHTED:
             raise ValueError(
-                f"`graph` has weights, which layer {self.layer!r} has no use for. Take one of {_WEIGHTED}, or build "
-                "the graph without weights."
+                f"`graph` has weights, which layer {self.layer!r} does not use. Use one of {_WEIGHTED}, or build the "
+                "graph without weights."
             )
         if weights is not None and bool((weights < 0).any()):
             raise ValueError(
-                f"`graph` has negative weights, but layer {self.layer!r} takes roots of sums of them. Build it with "
-                "weights that are positive."
+                f"`graph` has negative weights, but layer {self.layer!r} takes square roots of sums of weights. Build "
+                "it with positive weights."
             )
         if self.layer == "gcn":
             edge_index, weights = _normalized(graph, tokens)
@@ -139,7 +138,7 @@ class GraphNetwork(nn.Module):
 
 
 class _ResidualNetwork(nn.Module):
-    """Layers of PyG, each with a norm before it, a perceptron behind it, and a residual beside both."""
+    """Layers of PyG, each with a norm before it, an MLP after it, and a residual connection."""
 
     def __init__(self, layer: Layer, dim: int, depth: int, out: int | None, dropout: float, num_heads: int) -> None:
         super().__init__()
@@ -155,30 +154,16 @@ class _ResidualNetwork(nn.Module):
         self.head = nn.Identity() if out is None else nn.Linear(dim, out)
 
     def forward(self, x: Tensor, edge_index: Tensor, **weighted: Tensor) -> Tensor:
-        """Tokens, or classes, of all nodes."""
-        for norm, layer, perceptron in zip(self.norms, self.layers, self.perceptrons, strict=True):
-            x = x + self.dropout(perceptron(self.dropout(layer(norm(x), edge_index, **weighted))))
+        """Compute tokens, or logits, of all nodes."""
+        for norm, layer, mlp in zip(self.norms, self.layers, self.perceptrons, strict=True):
+            x = x + self.dropout(mlp(self.dropout(layer(norm(x), edge_index, **weighted))))
         return self.head(self.norm(x))
 
 
+@fields_of(GraphNetwork)
 @dataclass(frozen=True)
-class GraphNetworkConfig:
-    """The arguments of :class:`GraphNetwork` as data. What is None is taken from the data.
-
-    Attributes:
-        in_features: Features of a node.
-        num_classes: Classes.
-        layer: "gcn", "gat", "sgc" or "gin".
-        dim: Width of the hidden layers.
-        depth: Layers, or hops.
-        num_heads: Heads of "gat".
-        readout: "node", "mean", "sum" or "attention".
-        norm: "none", "batch" or "layer".
-        dropout: Probability to drop a number between layers.
-        input_dropout: Probability to drop an input feature.
-        encoder: Put a linear layer in front.
-        residual: Every layer with a norm, a perceptron and a residual.
-    """
+class GraphNetworkConfig(Options):
+    """The arguments of :class:`GraphNetwork` as data. Recipes set features and classes that are None."""
 
     in_features: int | None = None
     num_classes: int | None = None
@@ -194,43 +179,32 @@ class GraphNetworkConfig:
     residual: bool = False
 
     def build(self) -> GraphNetwork:
-        """The model."""
-        given = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
-        for name in ("in_features", "num_classes"):
-            if given[name] is None:
-                raise ValueError(f"`{name}` is None. Set it, or let an experiment take it from its data.")
-        return GraphNetwork(**given)
+        """Build the model."""
+        return build_model(GraphNetwork, self)
 
 
 def _check_one_layer(layer: str, norm: str, dropout: float, readout: str) -> None:
-    """A ValueError for what would go between layers, where there is one."""
+    """Raise a ValueError for options that act between layers if there is only one."""
     what = "layer 'sgc' is one linear layer" if layer == "sgc" else "`depth` is 1"
-    # GIN has it in its perceptron, too.
+    # GIN also has norms in its MLP.
     if norm != "none" and layer != "gin":
-        raise ValueError(f"`norm` is {norm!r}, but {what}, with no place for it. Leave it out.")
+        raise ValueError(f"`norm` is {norm!r}, but {what}, and norms act between layers. Leave it out.")
     # GAT also drops edges.
     if dropout and readout == "node" and layer != "gat":
         raise ValueError(
-            f"`dropout` is {dropout}, but {what}, with no place for it. Leave it out, or take `input_dropout`."
+            f"`dropout` is {dropout}, but {what}, and it acts between layers. Leave it out, or use `input_dropout`."
         )
 
 
 def _network(
-    layer: Layer,
-    width: int,
-    dim: int,
-    depth: int,
-    out: int | None,
-    dropout: float,
-    norm: str,
-    num_heads: int,
+    layer: Layer, width: int, dim: int, depth: int, out: int | None, dropout: float, norm: str, num_heads: int
 ) -> nn.Module:
     pyg = need("torch_geometric.nn", f"The baseline {layer!r}")
     if layer == "sgc":
         return pyg.SGConv(width, dim if out is None else out, K=depth)
     common: dict[str, Any] = {"out_channels": out, "dropout": dropout, **_NORMS[norm]}
     if out is None:
-        # An activation after the last layer too; GIN looks at all layers, as published.
+        # With an activation after the last layer; GIN reads out all layers, as published.
         common["jk"] = "cat" if layer == "gin" else "last"
     if layer == "gcn":
         return pyg.GCN(width, dim, depth, **common, normalize=False)
@@ -241,22 +215,22 @@ def _network(
 
 
 def _edges_of(graph: Graph, tokens: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Edges as PyG has them, and their weights, where there are any; for tokens of a device and precision."""
-    if graph not in _KEPT:
-        # Kept for training too, whatever mode asks for them first.
+    """Edges in PyG's format and their weights, if any, on the device and in the precision of tokens."""
+    if graph not in _EDGES:
+        # Training uses them too, even if inference mode comes first.
         with torch.inference_mode(False):
             edge_index, values = graph.to_edge_index()
-            # PyG sends messages along edges; here a node hears the nodes that its edges lead to.
+            # PyG sends messages along edges, this library against them.
             edge_index = edge_index.flip(0) if graph.directed else edge_index
-            _KEPT[graph] = edge_index, values if bool((values != 1).any()) else None
-    edge_index, weights = _KEPT[graph]
+            _EDGES[graph] = edge_index, values if bool((values != 1).any()) else None
+    edge_index, weights = _EDGES[graph]
     return edge_index.to(tokens.device), None if weights is None else weights.to(tokens)
 
 
 def _normalized(graph: Graph, tokens: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Edges as GCN weighs them, once for all layers and steps: as a sparse matrix, which is PyG's fast form.
+    """The normalised edges of GCN, cached as a sparse matrix, with which PyG is fastest.
 
-    Products with that know no half precision: for it there are edges and weights.
+    In half precision, which sparse products do not support, they are edges and weights.
     """
     if graph not in _NORMALIZED:
         conv = need("torch_geometric.nn.conv.gcn_conv", "The baseline 'gcn'")
@@ -264,10 +238,10 @@ def _normalized(graph: Graph, tokens: Tensor) -> tuple[Tensor, Tensor | None]:
         with (
             torch.inference_mode(False),
             torch.sparse.check_sparse_tensor_invariants(),
-            # That CSR is in beta.
+            # The warning that CSR is in beta.
             warnings.catch_warnings(action="ignore", category=UserWarning),
         ):
-            # In double precision, for models of every precision.
+            # In float64, for models of any precision.
             edge_index, weights = _edges_of(graph, tokens.new_empty(0, dtype=torch.float64, device="cpu"))
             edge_index, weights = conv.gcn_norm(edge_index, weights, graph.num_nodes, dtype=torch.float64)
             matrix = utils.to_torch_csr_tensor(edge_index.flip(0), weights, size=(graph.num_nodes,) * 2)

@@ -1,12 +1,14 @@
-"""A transformer encoder of tokens on a grid."""
+"""A transformer encoder for tokens on a grid."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Literal, cast, get_args
 
 import torch
 from torch import Tensor, nn
 
+from topomask.attention.checks import check_choice, check_sizes
 from topomask.models.attention_variants import (
     AttentionFactory,
     AttentionOptions,
@@ -22,19 +24,19 @@ Pooling = Literal["cls", "mean"]
 
 
 class GridEncoder(nn.Module):
-    """Learned positions, blocks of a transformer, a norm, and one vector of all tokens.
+    """Add learnt positions, apply transformer blocks and a norm, and pool all tokens to one vector.
 
     Args:
-        shape: Size of the grid along every axis.
+        shape: Size of the grid along each axis.
         dim: Width of the tokens.
-        depth: Blocks.
-        num_heads: Heads.
-        mlp_ratio: Width of the perceptrons, in terms of ``dim``.
-        attention: A name of :mod:`topomask.models.attention_variants`, or a function that makes a layer of attention,
-            which keeps the weights that it comes with.
-        options: What the name does not say. Every layer has its own mask, with its own walks.
-        pooling: ``"mean"`` over the grid, or ``"cls"`` for a token of its own that sees and is seen by all. As this
-            token is on no grid and all that is looked at in the end, the mask of the last block then has no effect.
+        depth: Number of blocks.
+        num_heads: Number of heads.
+        mlp_ratio: Width of the MLPs, as a multiple of ``dim``.
+        attention: A name in :mod:`topomask.models.attention_variants`, or a function that makes an attention layer,
+            whose weights are not initialised again.
+        options: Options of the attention. Each layer has its own mask, with its own walks.
+        pooling: ``"mean"`` over the grid, or ``"cls"`` for a CLS token that sees and is seen by all. Only this token is
+            read out, and it is not on the grid, so the mask of the last block then has no effect.
 
     Example:
         >>> import torch
@@ -56,27 +58,26 @@ class GridEncoder(nn.Module):
         pooling: Pooling = "mean",
     ) -> None:
         super().__init__()
-        if pooling not in get_args(Pooling):
-            raise ValueError(f"`pooling` must be one of {get_args(Pooling)}, but is {pooling!r}.")
-        if depth < 1:
-            raise ValueError(f"`depth` must be at least 1, but is {depth}.")
+        check_choice("pooling", pooling, get_args(Pooling))
+        check_sizes(depth=depth)
         options = checked_options("options", options)
+        make_norm = partial(nn.LayerNorm, dim, eps=1e-6)
         grid = TokenGrid(tuple(shape), num_prefix=int(pooling == "cls"))
         hidden_dim = round(mlp_ratio * dim)
 
         def block(layer: int) -> TransformerBlock:
             layer_attention = make_attention(attention, grid, dim, num_heads, options.for_layer(layer))
-            return TransformerBlock(layer_attention, MLP(dim, hidden_dim), _norm(dim), _norm(dim))
+            return TransformerBlock(layer_attention, MLP(dim, hidden_dim), make_norm(), make_norm())
 
         self.grid = grid
         self.cls = nn.Parameter(torch.empty(1, dim)) if grid.num_prefix else None
         self.position = nn.Parameter(torch.empty(grid.num_nodes, dim))
         self.blocks = nn.ModuleList(block(layer) for layer in range(depth))
-        self.norm = _norm(dim)
+        self.norm = make_norm()
         if isinstance(attention, str):
             init_linear(self)
         else:
-            # Attention that was passed in starts as it comes.
+            # Attention that was passed in keeps its own initialisation.
             for each in self.blocks:
                 init_linear(cast(TransformerBlock, each).mlp)
         for parameter in (self.cls, self.position):
@@ -84,9 +85,9 @@ class GridEncoder(nn.Module):
                 nn.init.normal_(parameter, std=0.02)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Tokens on the grid, [B, *shape, C], to one vector each, [B, C]."""
+        """Map tokens on the grid, [B, *shape, C], to one vector per input, [B, C]."""
         expected = (*self.grid.shape, self.position.shape[-1])
-        check_shape("x", x, expected, "Pass one token of width `dim` per place of the grid `shape`.")
+        check_shape("x", x, expected, "Pass one token of width `dim` per position on the grid `shape`.")
         x = x.flatten(1, -2) + self.position
         if self.cls is not None:
             x = torch.cat([self.cls.expand(len(x), -1, -1), x], dim=1)
@@ -96,9 +97,9 @@ class GridEncoder(nn.Module):
 
 
 def init_linear(module: nn.Module) -> None:
-    """Start linear layers as the original vision transformer does: uniform weights after Glorot, no bias.
+    """Initialise linear layers as in the original vision transformer: Glorot uniform weights, zero biases.
 
-    Only those of this library's layers: masks start as they come.
+    This affects only layers of this library; masks keep their own initialisation.
     """
     for part in module.modules():
         if isinstance(part, HeadProjections | MLP | PatchEmbedding):
@@ -107,7 +108,3 @@ def init_linear(module: nn.Module) -> None:
                     nn.init.xavier_uniform_(linear.weight)
                     if linear.bias is not None:
                         nn.init.zeros_(linear.bias)
-
-
-def _norm(dim: int) -> nn.LayerNorm:
-    return nn.LayerNorm(dim, eps=1e-6)

@@ -1,14 +1,14 @@
-"""Masks of graph transformers, by name: what a model takes as its argument ``mask``.
+"""Masks of graph transformers by name: the values of their argument ``mask``.
 
-The names are those of :data:`topomask.masks.registry.MASKS` that can be on the graph of every call, and ``"none"``,
-which is no attention; ``topomask list masks`` says what each is. Trees and forests have :class:`topomask.ForestMask`,
-passed as ``mask=lambda num_heads: ForestMask(num_heads=num_heads)``.
+The names are those in :data:`topomask.masks.registry.MASKS` that work on any graph, and ``"none"`` for no attention;
+``topomask list masks`` describes them. ``"grf"`` is accepted for ``"walk"``. On trees and forests, pass
+``mask=lambda num_heads: ForestMask(num_heads=num_heads)``.
 
-Linear attention takes the time of products with the mask. Softmax attention goes over pairs: O(N) with ``"walk"``, and
-with ``"visit"`` where hubs are few; O(E) with ``"neighbor"``; N^2 with ``"degree"``; and with the others the sum of
-n^2, where N is the number of nodes of all graphs of a batch, and n that of one graph. Pairs of two graphs are then not
-formed, unless ``"diffusion"`` or ``"power-series"`` has more than 2^26 entries, or one graph has nearly all. ``"all"``
-on one graph keeps none of them.
+Linear attention takes the time of products with the mask. Softmax attention takes time proportional to the number of
+pairs: O(N) with ``"walk"``, and with ``"visit"`` if the graph has few hubs; O(E) with ``"neighbor"``; O(N^2) with
+``"degree"``; and with the others the sum of n^2 over the graphs of a batch, where N is the number of nodes of the batch
+and n that of a graph. Pairs between graphs are then skipped, unless ``"diffusion"`` or ``"power-series"`` has more than
+2^26 entries, or one graph has nearly all nodes. ``"all"`` on a single graph stores no pairs.
 """
 
 from __future__ import annotations
@@ -19,39 +19,41 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 
+from topomask.attention.checks import check_choice
 from topomask.graph import Normalization
 from topomask.masks.graph_operator import GraphMatrix
 from topomask.masks.mask import Mask, check_serves_any_graph
 from topomask.masks.registry import MASKS
 from topomask.masks.walking import draw_seed
-from topomask.support.near_names import check_options, did_you_mean
+from topomask.models.config import Options, known_name
+from topomask.support.near_names import check_options
 from topomask.walks import Coupling
 
-# Makes the mask of a layer with a number of heads.
+# Makes the mask of a layer, given the number of heads.
 MaskFactory = Callable[[int], Mask]
 
 
 @dataclass(frozen=True)
-class GraphMaskOptions:
-    """What can be said about a mask apart from its name. None stands for what the name stands for.
+class GraphMaskOptions(Options):
+    """Options of a mask by name. None means the default of the mask.
 
     Attributes:
-        num_walks: Walks per node and head. Default: 20.
-        max_length: Longest walk, highest power, or most hops. Default: 10 for walks, 4 otherwise.
-        halt_prob: Probability to stop before each step. Default: 0.
+        num_walks: Number of walks per node and head. Default: 20.
+        max_length: Maximum walk length, power, or number of hops. Default: 10 for walks, otherwise 4.
+        halt_prob: Probability of halting before each step. Default: 0.
         coupling: "iid", "antithetic" or "repelling". Default: "repelling".
-        symmetric: Whether keys walk too. Default: false, since graphs have hubs, where walks of many nodes meet.
-        normalization: "sym", "row" or "none", of the adjacency matrix. Default: "sym", of directed graphs "row".
-        unit_diagonal: Let the overlap of walks of a node with themselves be 1. Default: true.
+        symmetric: Whether keys walk too. Default: false, because graphs have hubs, where the walks of many nodes meet.
+        normalization: Normalisation of the adjacency matrix: "sym", "row" or "none". Default: "sym", or "row" for
+            directed graphs.
+        unit_diagonal: Whether to scale the overlap of walks so that it is 1 on the diagonal. Default: true.
         operator: "laplacian", "normalized_laplacian" or "negated_adjacency". Default: "normalized_laplacian".
         time: Initial time of the diffusion. Default: 1.
         seed: Seed of the walks. Default: drawn from torch's generator.
-        own_walks: Whether every layer has walks of its own. Default: false; layers share them, each with an f of its
-            own, which is a multiple faster.
-        learnable: Whether the mask is learnt: f, time, coefficients or weights. Default: true.
-        shared_heads: Whether all heads share one mask. Default: false; each has walks and parameters of its own.
+        own_walks: Whether each layer has its own walks. Default: false; layers share walks, each with its own f, which
+            is several times faster.
+        learnable: Whether to learn the mask: f, time, coefficients or weights. Default: true.
+        shared_heads: Whether all heads share one mask. Default: false; each has its own walks and parameters.
     """
 
     num_walks: int | None = None
@@ -68,61 +70,56 @@ class GraphMaskOptions:
     learnable: bool | None = None
     shared_heads: bool | None = None
 
-    def given(self) -> dict[str, Any]:
-        """The fields that are not None."""
-        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        return {name: value for name, value in fields.items() if value is not None}
-
     def updated(self, other: GraphMaskOptions) -> GraphMaskOptions:
-        """These, but for the fields that are given in others."""
+        """Return a copy with the fields of ``other`` that are not None."""
         return dataclasses.replace(self, **other.given())
 
     def obeyed_by(self, mask: str) -> GraphMaskOptions:
-        """Those of the options that a mask obeys: to compare masks with the same options."""
-        check_mask(mask)
-        takes = options_of(mask)
-        return GraphMaskOptions(**{name: value for name, value in self.given().items() if name in takes})
+        """Return the options that a mask has, to compare several with the same options."""
+        return self.only(options_of(checked_mask(mask)))
 
 
 GRAPH_MASKS = (*(name for name, entry in MASKS.items() if entry.in_models is not None), "none")
+# Names of attention on a grid that differ from those of masks.
+_OTHER_NAMES = {"exact": "power-series", "visits": "visit"}
 
 
 def options_of(mask: str) -> list[str]:
-    """The fields of :class:`GraphMaskOptions` that a mask obeys."""
+    """Return the fields of :class:`GraphMaskOptions` that a mask has."""
     if mask == "none":
         return []
     names, options = MASKS[mask].model_names, MASKS[mask].options()
     takes = {names.get(option, option) for option in options} - {"shared_heads"}
-    # A mask that every head has its own of is a mask with parameters.
+    # A mask that can differ between heads has parameters.
     takes |= {"learnable", "shared_heads"} if options.keys() & {"num_heads", "coefficients"} else set()
     takes |= {"own_walks"} if "seed" in options else set()
     return [field.name for field in dataclasses.fields(GraphMaskOptions) if field.name in takes]
 
 
-def _checked(mask: Any) -> Mask:
-    """The mask, or a ValueError where it cannot be on any graph, which is tried."""
-    if not isinstance(mask, Mask):
-        raise ValueError(f"`mask` must make masks, but made a {type(mask).__name__}. Return one of topomask.masks.")
-    check_serves_any_graph(mask, f"Take a mask of graphs, or one by name: {', '.join(GRAPH_MASKS)}.")
-    return mask
+def checked_mask(name: str, options: GraphMaskOptions | None = None) -> str:
+    """Return the name in :data:`GRAPH_MASKS`, or raise a ValueError if there is none, or it does not have an option."""
+    name = known_name(name, GRAPH_MASKS)
+    if name not in GRAPH_MASKS:
+        from topomask.models.graph_transformer import PRESETS
+
+        preset = PRESETS.get(name, {"mask": _OTHER_NAMES[name]} if name in _OTHER_NAMES else {})
+        how = ", ".join(f"{field}={preset[field]!r}" for field in ("mask", "kind") if field in preset)
+        if how:
+            raise ValueError(f"`mask` must be one of {GRAPH_MASKS}, but is {name!r}. Pass {how} instead.")
+    check_choice("mask", name, GRAPH_MASKS)
+    check_options(f"mask {name!r}", () if options is None else options.given(), options_of(name))
+    return name
 
 
 def layer_masks(
     mask: str | Mask | MaskFactory, depth: int, num_heads: int, options: GraphMaskOptions | None = None
 ) -> list[Mask | None]:
-    """The masks of the layers of a model, without a graph: they are on the graph of every call.
-
-    Args:
-        mask: A name of this file; a function that makes the mask of a layer; or a mask, which all layers share.
-        depth: Layers.
-        num_heads: Heads.
-        options: What the name does not say. One that it does not obey is refused.
-    """
+    """Make the masks of all layers, without a graph: by name, or with a function per layer, or one that all share."""
     options = GraphMaskOptions() if options is None else options
     if not isinstance(options, GraphMaskOptions):
         raise ValueError(
-            f"`mask_options` must be GraphMaskOptions, but is a {type(options).__name__}. Write "
-            "GraphMaskOptions(num_walks=20), say."
+            f"`mask_options` must be GraphMaskOptions, but is a {type(options).__name__}. Pass for example "
+            "GraphMaskOptions(num_walks=20)."
         )
     if not isinstance(mask, str) and options.given():
         raise ValueError(
@@ -131,48 +128,43 @@ def layer_masks(
     if isinstance(mask, type) or not (isinstance(mask, str | Mask) or callable(mask)):
         given_instead = f"the class {mask.__name__}" if isinstance(mask, type) else repr(mask)
         raise ValueError(
-            f"`mask` must be a name of {GRAPH_MASKS}, a mask, or a function of a number of heads that "
-            f"makes one, but is {given_instead}."
+            f"`mask` must be one of {GRAPH_MASKS}, a mask, or a function that makes a mask for a number of heads, but "
+            f"is {given_instead}."
         )
-    if isinstance(mask, Mask):
-        return [_checked(mask)] * depth
-    if callable(mask):
-        return [_checked(mask(num_heads)) for _ in range(depth)]
-    check_mask(mask, options)
-    if mask == "none":
+    if not isinstance(mask, str):
+        return [_checked(mask)] * depth if isinstance(mask, Mask) else [_checked(mask(num_heads)) for _ in range(depth)]
+    name, given = checked_mask(mask, options), options.given()
+    if name == "none":
         return [None] * depth
-    given = options.given()
     own_walks, learnable = given.pop("own_walks", False), given.pop("learnable", True)
     num_heads = 1 if given.pop("shared_heads", False) else num_heads
-    if "seed" in options_of(mask):
+    if "seed" in options_of(name):
         given.setdefault("seed", draw_seed())
     steps = range(depth) if own_walks else [0] * depth
     seeds = [{"seed": given["seed"] + step} if "seed" in given else {} for step in steps]
-    return [_make(mask, num_heads, given | seed).requires_grad_(learnable) for seed in seeds]
+    return [_make(name, num_heads, given | seed).requires_grad_(learnable) for seed in seeds]
 
 
-def check_mask(name: str, options: GraphMaskOptions | None = None) -> None:
-    """A ValueError unless there is a mask of this name, and it obeys these options."""
-    if name not in GRAPH_MASKS:
-        hint = did_you_mean(name, GRAPH_MASKS)
-        raise ValueError(f"`mask` must be one of {GRAPH_MASKS}, but is {name!r}.{hint}")
-    check_options(f"mask {name!r}", () if options is None else options.given(), options_of(name))
+def _checked(mask: Any) -> Mask:
+    """Return a mask of the user, or raise a ValueError if it does not work on any graph."""
+    if not isinstance(mask, Mask):
+        raise ValueError(
+            f"`mask` must return a mask, but returned a {type(mask).__name__}. Return one of topomask.masks."
+        )
+    check_serves_any_graph(mask, f"Use a mask that works on any graph, or a name: {', '.join(GRAPH_MASKS)}.")
+    return mask
 
 
 def _make(name: str, num_heads: int, given: dict[str, Any]) -> Mask:
-    """A mask without a graph, with the given fields of :class:`GraphMaskOptions`."""
+    """Make a mask without a graph from fields of :class:`GraphMaskOptions`."""
     entry = MASKS[name]
     options, fields = entry.options(), {theirs: ours for ours, theirs in entry.model_names.items()}
     settings = dict(entry.in_models or {}) | {fields.get(field, field): value for field, value in given.items()}
     if "num_heads" in options:
         settings["num_heads"] = num_heads
     if "coefficients" in options:
-        settings["coefficients"] = _halving(settings["coefficients"]).expand(num_heads, -1)
+        highest = settings["coefficients"]
+        if highest != int(highest) or highest < 0:
+            raise ValueError(f"`max_length` must be an integer of at least 0, the highest power, but is {highest}.")
+        settings["coefficients"] = (0.5 ** torch.arange(int(highest) + 1)).expand(num_heads, -1)
     return entry.load()(None, **settings)
-
-
-def _halving(max_length: int) -> Tensor:
-    """The coefficients 2^-k, [max_length + 1]."""
-    if max_length != int(max_length) or max_length < 0:
-        raise ValueError(f"`max_length` must be a whole number from 0, the highest power, but is {max_length}.")
-    return 0.5 ** torch.arange(int(max_length) + 1)

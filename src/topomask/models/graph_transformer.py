@@ -1,18 +1,20 @@
-"""Graphs: a transformer whose nodes know the graph they live on."""
+"""A transformer for graphs: masked attention between nodes."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal, Self, get_args
 
 from torch import Tensor, nn
 
+from topomask.attention.checks import check_choice, check_probabilities, check_sizes
 from topomask.attention.inputs import FeatureMap
 from topomask.graph import Graph
 from topomask.masks.mask import Mask
 from topomask.masks.operator import Normalizer, Operator
+from topomask.models.config import Options, build_model, fields_of
 from topomask.models.graph_masks import GraphMaskOptions, MaskFactory, layer_masks
 from topomask.nn import MLP, GraphConvolution, GraphReadout, MaskedAttention, SparseRows
 from topomask.nn.attention import Kind, checked_feature_map
@@ -23,42 +25,43 @@ from topomask.nn.sparse_rows import apply_linear, drop_features
 Local = Literal["none", "gcn", "sum"]
 Norm = Literal["layer", "batch", "none"]
 HeadNorm = Literal["batch"]
-_LEAVE_OUT = "Take larger batches; where it is the last of an epoch, leave it out: GraphBatches(..., min_graphs=2)."
+_LEAVE_OUT = "Use larger batches; to skip a last batch of one graph, pass GraphBatches(..., min_graphs=2)."
 
 
 class GraphTransformer(nn.Module):
-    """A classifier of graphs or of nodes: masked attention, a sum over neighbours beside it, perceptrons.
+    """A classifier of graphs or nodes: blocks of masked attention, an optional graph convolution, and an MLP.
 
-    A batch of graphs is one block-diagonal :class:`topomask.Graph`; nothing is padded, and nothing crosses between
-    graphs. Masks have no graph of their own: they are on the graph of every call. Walks are sampled once per graph;
-    those of a batch are joined from the walks of its graphs, which come again in other batches.
+    A batch of graphs is one block-diagonal :class:`topomask.Graph`, without padding; graphs do not affect each other.
+    Masks have no graph of their own: each call provides one. Walks are sampled once per graph, and reused when the
+    graph is part of another batch.
 
     Args:
-        in_features: Features of a node.
-        num_classes: Classes.
+        in_features: Number of features of a node.
+        num_classes: Number of classes.
         dim: Width of the tokens.
-        depth: Blocks.
-        num_heads: Heads of attention, where there is any.
-        mlp_ratio: Width of the perceptrons, in terms of ``dim``.
-        mask: A name of :mod:`topomask.models.graph_masks`; a function that makes the mask of a layer, given the number
-            of heads; or a mask that can be on any graph, shared by all layers.
+        depth: Number of blocks.
+        num_heads: Number of attention heads.
+        mlp_ratio: Width of the MLPs, as a multiple of ``dim``.
+        mask: A name in :mod:`topomask.models.graph_masks`, such as ``"walk"``, ``"all"`` (attention without a mask) or
+            ``"none"`` (no attention); a function that makes the mask of a layer, given the number of heads; or a mask
+            that works on any graph, shared by all layers.
         kind: ``"linear"`` or ``"softmax"`` attention. This, ``attention_dropout``, ``feature_map`` and ``normalizer``
-            are refused with mask ``"none"``, which is no attention.
-        mask_options: What the name of the mask does not say: walks, seed.
-        local: A sum over neighbours beside attention: ``"none"``, ``"gcn"`` or ``"sum"``, see
+            cannot be set with mask ``"none"``.
+        mask_options: Options of a mask by name: number of walks, seed, and so on.
+        local: Graph convolution in parallel to attention: ``"none"``, ``"gcn"`` or ``"sum"``, see
             :class:`topomask.nn.GraphConvolution`.
         readout: ``"node"`` to classify nodes, or ``"mean"``, ``"sum"`` or ``"attention"`` over the nodes of a graph.
-        norm: ``"layer"``, ``"batch"`` or ``"none"``. ``"batch"`` is over the nodes of all graphs: where a batch is one
-            graph, a mean or sum over its nodes tells nothing while the model trains.
-        dropout: Probability to drop a number of what a branch adds, and of what the head sees.
-        input_dropout: Probability to drop an input feature.
-        attention_dropout: Probability to drop a pair; linear attention then goes over pairs.
+        norm: ``"layer"``, ``"batch"`` or ``"none"``. ``"batch"`` normalises over the nodes of all graphs: if a batch is
+            a single graph, the mean or sum of its nodes carries no information in training.
+        dropout: Dropout probability of the output of each branch, and of the input of the head.
+        input_dropout: Dropout probability of the input features.
+        attention_dropout: Probability of dropping a pair; linear attention is then computed over pairs.
         feature_map: Feature map of linear attention. Default: ``"relu"``.
-        normalizer: What attention divides by. Default: that of the mask.
+        normalizer: Normaliser of attention. Default: that of the mask.
         head_dim: Width of a hidden layer of the head. Default: the head is linear, so that without attention and
-            neighbours a class is decided by a sum over nodes.
-        head_norm: ``"batch"`` for a norm of what is read out, over the graphs of a batch, which needs two of them. A
-            sum over hundreds of nodes is so large that training without it first has to shrink the sum. Default: none.
+            convolution the logits are a sum over nodes.
+        head_norm: ``"batch"`` for a batch norm after the readout, over the graphs of a batch, which needs at least two.
+            Without it, training has to scale down sums over hundreds of nodes first. Default: none.
 
     Example:
         >>> import torch, topomask as tm
@@ -68,7 +71,7 @@ class GraphTransformer(nn.Module):
         torch.Size([2, 2])
 
     References:
-        Choromanski et al. (2022), GKAT; Rampasek et al. (2022), for a local branch beside attention.
+        Choromanski et al. (2022), GKAT; Rampasek et al. (2022), for a local branch in parallel to attention.
     """
 
     def __init__(
@@ -97,30 +100,30 @@ class GraphTransformer(nn.Module):
         hidden_dim = round(mlp_ratio * dim)
         check_sizes(in_features=in_features, num_classes=num_classes, dim=dim, depth=depth, num_heads=num_heads)
         check_sizes(**{"mlp_ratio * dim": hidden_dim}, head_dim=1 if head_dim is None else head_dim)
-        if local not in get_args(Local):
-            raise ValueError(f"`local` must be one of {get_args(Local)}, but is {local!r}.")
+        check_choice("local", local, get_args(Local))
+        check_choice("norm", norm, get_args(Norm))
         if head_norm not in (None, *get_args(HeadNorm)):
             raise ValueError(f"`head_norm` must be 'batch' or None, but is {head_norm!r}.")
         if head_norm is not None and readout == "node":
             raise ValueError("`head_norm` is a norm over graphs, but readout='node' classifies nodes. Leave it out.")
         check_probabilities(dropout=dropout, input_dropout=input_dropout, attention_dropout=attention_dropout)
-        norms = norm_factory(norm, dim)
-        how: dict[str, Any] = {
-            "kind": kind,
-            "feature_map": feature_map,
-            "normalizer": normalizer,
-            "dropout": attention_dropout,
+        kinds: dict[str, Callable[..., nn.Module]] = {
+            "layer": nn.LayerNorm,
+            "batch": nn.BatchNorm1d,
+            "none": nn.Identity,
         }
+        norms = partial(kinds[norm], dim)
+        how: dict[str, Any] = {"kind": kind, "feature_map": feature_map, "normalizer": normalizer}
         masks = layer_masks(mask, depth, num_heads, mask_options)
         if masks[0] is None:
-            _check_no_attention(
-                kind, feature_map=feature_map, normalizer=normalizer, attention_dropout=attention_dropout
-            )
+            _check_no_attention(**how, attention_dropout=attention_dropout)
         self.in_features, self.input_dropout = in_features, input_dropout
         self.embedding = nn.Linear(in_features, dim)
         self.blocks = nn.ModuleList(
             GraphBlock(
-                None if layer_mask is None else MaskedAttention(dim, num_heads, layer_mask, **how),
+                None
+                if layer_mask is None
+                else MaskedAttention(dim, num_heads, layer_mask, **how, dropout=attention_dropout),
                 None if local == "none" else GraphConvolution(dim, dim, local),
                 MLP(dim, hidden_dim),
                 norms,
@@ -132,13 +135,15 @@ class GraphTransformer(nn.Module):
         self.readout = GraphReadout(readout, dim)
         self.head_norm = nn.Identity() if head_norm is None else nn.BatchNorm1d(dim)
         self.dropout = Dropout(dropout)
-        self.head = _head(dim, head_dim, num_classes)
+        hidden = () if head_dim is None else (nn.Linear(dim, head_dim), nn.GELU())
+        last = nn.Linear(dim if head_dim is None else head_dim, num_classes)
+        self.head = nn.Sequential(*hidden, last) if hidden else last
 
     def represent(self, x: Tensor | SparseRows, graph: Graph) -> Tensor:
-        """One vector per graph, [G, C], or per node, [N, C]: what the head classifies."""
+        """Compute the input of the head: one vector per graph, [G, C], or per node, [N, C]."""
         check_features(x, graph, self.in_features)
         if self.training:
-            _check_statistics("norm", self.norm, graph.num_nodes, "node", "Take larger batches, or norm='layer'.")
+            _check_statistics("norm", self.norm, graph.num_nodes, "node", "Use larger batches, or norm='layer'.")
             _check_statistics("head_norm", self.head_norm, graph.num_graphs, "graph", _LEAVE_OUT)
         tokens = apply_linear(self.embedding, drop_features(x, self.input_dropout, self.training))
         for block in self.blocks:
@@ -148,11 +153,11 @@ class GraphTransformer(nn.Module):
         return self.head_norm(self.readout(self.norm(tokens), graph))
 
     def forward(self, x: Tensor | SparseRows, graph: Graph) -> Tensor:
-        """Logits of the classes.
+        """Compute logits.
 
         Args:
             x: Features of the nodes, [N, in_features], dense or sparse.
-            graph: The graph, or a batch of graphs.
+            graph: A graph, or a batch of graphs.
 
         Returns:
             [N, num_classes] for nodes, [num_graphs, num_classes] for graphs.
@@ -161,15 +166,7 @@ class GraphTransformer(nn.Module):
 
 
 class GraphBlock(nn.Module):
-    """Attention and a sum over neighbours, side by side, then a perceptron; each beside a residual.
-
-    Args:
-        attention: Masked attention, or None.
-        local: A sum over neighbours, or None.
-        mlp: The perceptron.
-        norms: Makes a norm.
-        dropout: Probability to drop a number of what a branch adds.
-    """
+    """Attention and a graph convolution in parallel, then an MLP; each with a residual connection."""
 
     attention: MaskedAttention | None
     local: GraphConvolution | None
@@ -183,14 +180,14 @@ class GraphBlock(nn.Module):
         dropout: float,
     ) -> None:
         super().__init__()
-        # Parameters that nothing depends on would stop training in several processes.
+        # Unused parameters would be an error when training in several processes.
         self.mixing_norm = nn.Identity() if attention is None and local is None else norms()
         self.attention, self.local = attention, local
         self.mlp_norm, self.mlp = norms(), mlp
         self.dropout = Dropout(dropout)
 
     def forward(self, x: Tensor, graph: Graph, operator: Operator | None) -> Tensor:
-        """Tokens to tokens, [N, C]; ``operator`` is the mask of the attention on the graph."""
+        """Map tokens to tokens, [N, C]; ``operator`` is the mask of the attention on the graph."""
         normed = self.mixing_norm(x)
         if self.attention is not None and operator is not None:
             x = x + self.dropout(self.attention.attend(normed, operator))
@@ -199,31 +196,10 @@ class GraphBlock(nn.Module):
         return x + self.dropout(self.mlp(self.mlp_norm(x)))
 
 
+@fields_of(GraphTransformer)
 @dataclass(frozen=True)
-class GraphTransformerConfig:
-    """The arguments of :class:`GraphTransformer` as data. Features and classes that are None are taken from the data.
-
-    Attributes:
-        in_features: Features of a node.
-        num_classes: Classes.
-        dim: Width of the tokens.
-        depth: Blocks.
-        num_heads: Heads.
-        mlp_ratio: Width of the perceptrons, in terms of dim.
-        mask: Name of the mask; "all" is attention without a mask, "none" is no attention.
-        kind: "linear" or "softmax" attention.
-        mask_options: What the name of the mask does not say.
-        local: A sum over neighbours beside attention: "none", "gcn" or "sum".
-        readout: "node", "mean", "sum" or "attention".
-        norm: "layer", "batch" or "none".
-        dropout: Probability to drop a number of what a branch adds.
-        input_dropout: Probability to drop an input feature.
-        attention_dropout: Probability to drop a pair.
-        feature_map: Feature map of linear attention; none is "relu".
-        normalizer: What attention divides by; default is that of the mask.
-        head_dim: Width of a hidden layer of the head; none is a linear head.
-        head_norm: "batch" for a norm of what is read out, over the graphs of a batch; none is no norm.
-    """
+class GraphTransformerConfig(Options):
+    """The arguments of :class:`GraphTransformer` as data. Recipes set features and classes that are None."""
 
     in_features: int | None = None
     num_classes: int | None = None
@@ -247,41 +223,36 @@ class GraphTransformerConfig:
 
     @classmethod
     def preset(cls, name: str, **changes: Any) -> Self:
-        """A config by name, with changes.
+        """Make a config by name, with changes.
 
         Args:
-            name: ``"grf"``, linear attention masked by graph random features; ``"grf-softmax"``, softmax attention with
-                the same; ``"gkat"``, softmax attention masked by the random-walk kernel, and ``"gkat-diffusion"``, by
-                the diffusion kernel with a time that is learnt per head; ``"linear"`` and ``"softmax"``, without a
-                mask; ``"mlp"``, without attention and without the graph.
-            **changes: Fields to set. Of ``mask_options``, those that are given replace those of the preset.
+            name: ``"grf"``, linear attention masked by graph random features (``mask="walk"``); ``"grf-softmax"``,
+                softmax attention with the same mask; ``"gkat"``, softmax attention masked by the random-walk kernel;
+                ``"gkat-diffusion"``, by the diffusion kernel with a learnt time per head; ``"linear"`` and
+                ``"softmax"``, without a mask; ``"mlp"``, without attention and without the graph.
+            **changes: Fields to set. Fields of ``mask_options`` that are not None replace those of the preset.
 
-        The kernel of ``"gkat"`` is that of the authors: how often 50 independent walks of 3 steps visit a node,
-        whatever the step (f = 1, not learnt), with unit diagonal, one kernel for all heads and layers. What differs
-        from their network: a block is a norm, attention and a perceptron, each branch beside a residual; theirs is
-        attention alone, whose heads are concatenated, and an ELU.
+        The kernel of ``"gkat"`` is that of the authors: how often 50 independent walks of 3 steps visit a node, at any
+        step (f = 1, not learnt), with unit diagonal, one kernel for all heads and layers. The network differs: a block
+        has norms, attention and an MLP with residual connections; theirs has only attention, whose heads are
+        concatenated, and an ELU.
 
         Example:
             >>> GraphTransformerConfig.preset("gkat", depth=2).kind
             'softmax'
         """
-        if name not in PRESETS:
-            raise ValueError(f"`name` must be one of {tuple(PRESETS)}, but is {name!r}.")
+        check_choice("name", name, PRESETS)
         fields = PRESETS[name] | changes
         own = PRESETS[name].get("mask_options")
         if own is not None:
-            # Another mask has no use for walks, say.
+            # Another mask may not have these options.
             own = own.obeyed_by(fields["mask"])
             fields["mask_options"] = own.updated(changes.get("mask_options") or GraphMaskOptions())
         return cls(**fields)
 
     def build(self) -> GraphTransformer:
-        """The model."""
-        given = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
-        for name in ("in_features", "num_classes"):
-            if given[name] is None:
-                raise ValueError(f"`{name}` is None. Set it, or let an experiment take it from its data.")
-        return GraphTransformer(**given)
+        """Build the model."""
+        return build_model(GraphTransformer, self)
 
 
 PRESETS: dict[str, dict[str, Any]] = {
@@ -301,30 +272,12 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 
 
-def norm_factory(norm: str, dim: int) -> Callable[[], nn.Module]:
-    """Makes norms by name."""
-    if norm not in get_args(Norm):
-        raise ValueError(f"`norm` must be one of {get_args(Norm)}, but is {norm!r}.")
-    makers: dict[str, Callable[[], nn.Module]] = {
-        "layer": lambda: nn.LayerNorm(dim),
-        "batch": lambda: nn.BatchNorm1d(dim),
-        "none": nn.Identity,
-    }
-    return makers[norm]
-
-
-def _head(dim: int, head_dim: int | None, num_classes: int) -> nn.Module:
-    if head_dim is None:
-        return nn.Linear(dim, num_classes)
-    return nn.Sequential(nn.Linear(dim, head_dim), nn.GELU(), nn.Linear(head_dim, num_classes))
-
-
 def check_features(x: Tensor | SparseRows, graph: Graph, in_features: int) -> None:
-    """A ValueError unless there is a graph, and one row of features per node of it."""
+    """Raise a ValueError unless there is a graph, and one row of features for each of its nodes."""
     if not isinstance(graph, Graph):
         raise ValueError(
-            f"`graph` must be a topomask.Graph, but is a {type(graph).__name__}. Turn PyG's data with Graph.from_pyg, "
-            "and several graphs into one with Graph.batch."
+            f"`graph` must be a topomask.Graph, but is a {type(graph).__name__}. Convert PyG data with Graph.from_pyg, "
+            "and join several graphs with Graph.batch."
         )
     if x.shape != (graph.num_nodes, in_features):
         raise ValueError(
@@ -335,22 +288,8 @@ def check_features(x: Tensor | SparseRows, graph: Graph, in_features: int) -> No
         raise ValueError(f"`x` must have a floating dtype, but has {x.dtype}. Pass x.float(), or one-hot categories.")
 
 
-def check_sizes(**sizes: int) -> None:
-    """A ValueError that names the first size below 1."""
-    for name, size in sizes.items():
-        if size < 1:
-            raise ValueError(f"`{name}` must be at least 1, but is {size}.")
-
-
-def check_probabilities(**probabilities: float) -> None:
-    """A ValueError that names the first that is none to drop something with."""
-    for name, p in probabilities.items():
-        if not 0 <= p < 1:
-            raise ValueError(f"`{name}` must lie in [0, 1), but is {p}.")
-
-
 def _check_statistics(name: str, norm: nn.Module, count: int, unit: str, fix: str) -> None:
-    """A ValueError if a norm is to learn from a batch of one."""
+    """Raise a ValueError if a batch norm would be trained on a batch of one."""
     if count == 1 and isinstance(norm, nn.BatchNorm1d):
         raise ValueError(
             f"`{name}` is 'batch', which needs more than one {unit} to train on, but the batch has one. {fix}"
@@ -358,7 +297,7 @@ def _check_statistics(name: str, norm: nn.Module, count: int, unit: str, fix: st
 
 
 def _check_no_attention(kind: str, **options: Any) -> None:
-    """A ValueError for options of attention in a model without it."""
+    """Raise a ValueError for options of attention in a model without attention."""
     checked_feature_map(kind, None)
     options |= {"kind": None if kind == "linear" else kind}
     for name, value in options.items():

@@ -1,18 +1,19 @@
-"""Point clouds in motion: attention between all particles alternates with looks at the neighbours."""
+"""A model of moving point clouds: attention between all particles alternates with neighbour layers."""
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
 
+from topomask.attention.checks import check_choice, check_sizes
 from topomask.graph.input import check_integer
+from topomask.models.config import Options, build_model, fields_of, known_name
 from topomask.models.encoder import init_linear
 from topomask.models.neighbors import AnchorNeighbors, NeighborLayer, WalkNeighbors
 from topomask.nn import MLP, Attention, TransformerBlock
@@ -20,10 +21,10 @@ from topomask.support.near_names import check_options
 
 Neighbors = Literal["grf", "messages", "none"]
 
-# A neighbour layer for tokens of a width.
+# Makes a neighbour layer, given the width of the tokens.
 NeighborFactory = Callable[[int], NeighborLayer]
 
-# The layer behind every name, and the options that it takes.
+# The layer of each name, and its options.
 _KINDS: dict[str, tuple[type[NeighborLayer] | None, tuple[str, ...]]] = {
     "grf": (WalkNeighbors, ("num_neighbors", "num_hops", "num_walks")),
     "messages": (AnchorNeighbors, ("num_neighbors", "anchor_fraction")),
@@ -32,32 +33,33 @@ _KINDS: dict[str, tuple[type[NeighborLayer] | None, tuple[str, ...]]] = {
 
 
 class Interlacer(nn.Module):
-    r"""Predicts how a point cloud moves: linear attention between all particles alternates with neighbour layers.
+    r"""Predict how a point cloud moves: linear attention between all particles alternates with neighbour layers.
 
     .. math:: p' = p + \delta \tanh(\Delta_p), \qquad x' = x + \Delta_x
 
-    where positions p and features x of all particles make up the state, and no particle moves by more than
-    :math:`\delta` along an axis. Neighbours are found anew in every call, on positions without their gradient.
+    where p are the positions and x the features of all particles, and no particle moves by more than :math:`\delta`
+    along an axis. Each call finds the neighbours again, without a gradient through positions.
 
-    Attention and perceptrons start with uniform weights after Glorot and no bias, as in vision transformers. Neighbour
-    layers start as torch's linear layers do, with smaller weights and with biases.
+    Attention and MLPs have the initialisation of vision transformers: Glorot uniform weights, zero biases. Neighbour
+    layers have that of ``torch.nn.Linear``.
 
     Args:
-        feature_dim: Features of a particle.
+        feature_dim: Number of features of a particle.
         dim: Width of the tokens.
-        depth: Pairs of a layer of linear attention and a neighbour layer.
-        num_heads: Heads of the linear attention, which has ReLU features.
-        mlp_ratio: Width of the perceptrons, in terms of ``dim``.
+        depth: Number of pairs of a linear attention layer and a neighbour layer.
+        num_heads: Number of heads of the linear attention, which has ReLU features.
+        mlp_ratio: Width of the MLPs, as a multiple of ``dim``.
         neighbors: ``"grf"`` for attention masked by walks (:class:`~topomask.models.neighbors.WalkNeighbors`),
             ``"messages"`` for message passing by anchors (:class:`~topomask.models.neighbors.AnchorNeighbors`), or
-            ``"none"``. Or a function that makes a layer of a width; all layers get what the first one finds.
-        num_neighbors: Neighbours of a particle, or of an anchor. Default: 3 for ``"grf"``, 16 for ``"messages"``.
+            ``"none"``. Or a function that makes a layer, given its width; the first layer finds the neighbours for all.
+        num_neighbors: Number of neighbours of a particle, or of an anchor. Default: 3 for ``"grf"``, 16 for
+            ``"messages"``.
         num_hops: Length of the walks, for ``"grf"``. Default: 3.
-        anchor_fraction: Share of the particles that are anchors, for ``"messages"``. Default: 0.25.
-        max_step: How far a particle moves in a step at most, along an axis.
-        num_axes: Dimensions of space.
-        num_walks: Walks per particle, for ``"grf"``. Default: all ``num_neighbors**num_hops``, which make the mask
-            exact; more than 1,000 must be asked for.
+        anchor_fraction: Fraction of the particles that are anchors, for ``"messages"``. Default: 0.25.
+        max_step: Maximum distance that a particle moves in a step, along an axis.
+        num_axes: Number of spatial dimensions.
+        num_walks: Number of walks per particle, for ``"grf"``. Default: all ``num_neighbors**num_hops``, if at most
+            1,000, which makes the mask exact.
 
     Example:
         >>> import torch, topomask as tm
@@ -90,13 +92,8 @@ class Interlacer(nn.Module):
             check_integer(name, value, low)
         if not 0 < max_step < math.inf:
             raise ValueError(f"`max_step` must be positive and finite, but is {max_step}.")
-        options = {
-            "num_neighbors": num_neighbors,
-            "num_hops": num_hops,
-            "num_walks": num_walks,
-            "anchor_fraction": anchor_fraction,
-        }
-        make = _neighbor_factory(neighbors, options, num_axes)
+        options = dict(num_neighbors=num_neighbors, num_hops=num_hops, num_walks=num_walks)
+        make = _neighbor_factory(neighbors, options | dict(anchor_fraction=anchor_fraction), num_axes)
         hidden_dim = round(mlp_ratio * dim)
         self.max_step, self.num_axes, self.feature_dim = max_step, num_axes, feature_dim
         self.embedding = nn.Linear(num_axes + feature_dim, dim)
@@ -108,22 +105,21 @@ class Interlacer(nn.Module):
         self.neighbor_norms = nn.ModuleList(nn.LayerNorm(dim) for _ in self.neighbors)
         self.norm = nn.LayerNorm(dim)
         self.head = nn.Linear(dim, num_axes + feature_dim)
-        # Particles rest at first.
+        # At first, particles hardly move.
         nn.init.normal_(self.head.weight, std=1e-3)
         nn.init.zeros_(self.head.bias)
         init_linear(self.blocks)
 
     def forward(self, positions: Tensor, features: Tensor, padding: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """One step.
+        """Predict one step.
 
         Args:
-            positions: Where particles are, [B, N, axes], or [N, axes] for one cloud.
+            positions: Positions of the particles, [B, N, axes], or [N, axes] for one cloud.
             features: Their features, [B, N, F] or [N, F].
-            padding: [B, N] or [N], True where there is no particle.
+            padding: [B, N] or [N], True for padding.
 
         Returns:
-            Positions and features after the step, same shapes. What stands in padding means nothing, and may be
-            anything.
+            Positions and features after the step, in the same shapes. Their values in padding are meaningless.
         """
         self._check_state(positions, features, padding)
         if positions.ndim == 2:
@@ -132,7 +128,7 @@ class Interlacer(nn.Module):
         if not positions.shape[:-1].numel():
             return positions.clone(), features.clone()
         if padding is not None:
-            # Whatever stands there, NaN included, must not be multiplied by 0, forth or back.
+            # The contents of padding may be NaN, which must affect neither results nor gradients.
             positions, features = (x.masked_fill(padding[..., None], 0.0) for x in (positions, features))
         around = self.look_around(positions, padding)
         x = self.embedding(torch.cat([positions, features], dim=-1))
@@ -145,7 +141,7 @@ class Interlacer(nn.Module):
 
     @torch.compiler.disable
     def look_around(self, positions: Tensor, padding: Tensor | None = None) -> Any:
-        """What all neighbour layers know about where particles are, [B, N, axes]; None without such layers."""
+        """Find the neighbours at positions [B, N, axes], for all neighbour layers; None if there are none."""
         if not self.neighbors:
             return None
         layer = cast(NeighborLayer, self.neighbors[0])
@@ -154,24 +150,18 @@ class Interlacer(nn.Module):
     def rollout(
         self, positions: Tensor, features: Tensor, num_steps: int, padding: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Several steps, each from where the last one led.
-
-        Args:
-            positions: Where particles are, [B, N, axes] or [N, axes].
-            features: Their features, [B, N, F] or [N, F].
-            num_steps: Steps S.
-            padding: [B, N] or [N], True where there is no particle.
+        """Predict ``num_steps`` steps, each from the result of the previous one; otherwise like :meth:`forward`.
 
         Returns:
-            Positions and features after every step, with an axis [S, ...] in front.
+            Positions and features after each step, [num_steps, ...].
         """
-        if num_steps < 1:
-            raise ValueError(f"`num_steps` must be at least 1, but is {num_steps}.")
+        check_sizes(num_steps=num_steps)
         states = []
         for _ in range(num_steps):
             positions, features = self(positions, features, padding)
             states.append((positions, features))
-        return torch.stack([state[0] for state in states]), torch.stack([state[1] for state in states])
+        all_positions, all_features = zip(*states, strict=True)
+        return torch.stack(all_positions), torch.stack(all_features)
 
     def _check_state(self, positions: Tensor, features: Tensor, padding: Tensor | None) -> None:
         expected = (*positions.shape[:-1], self.feature_dim)
@@ -182,45 +172,30 @@ class Interlacer(nn.Module):
             )
         if padding is not None and (padding.shape != positions.shape[:-1] or padding.dtype != torch.bool):
             raise ValueError(
-                f"`padding` must be boolean with shape {tuple(positions.shape[:-1])}, True where there is no particle, "
-                f"but has shape {tuple(padding.shape)} and dtype {padding.dtype}."
+                f"`padding` must be boolean with shape {tuple(positions.shape[:-1])}, True for padding, but has shape "
+                f"{tuple(padding.shape)} and dtype {padding.dtype}."
             )
 
 
 def _neighbor_factory(
     neighbors: str | NeighborFactory, options: dict[str, Any], num_axes: int
 ) -> NeighborFactory | None:
-    """What makes the neighbour layers; None for none."""
-    if not callable(neighbors) and neighbors not in get_args(Neighbors):
-        raise ValueError(
-            f"`neighbors` must be one of {get_args(Neighbors)}, or a function that makes a layer, but is {neighbors!r}."
-        )
+    """Return a function that makes the neighbour layers, or None if there are none."""
+    neighbors = known_name(neighbors, _KINDS)
+    if not callable(neighbors):
+        check_choice("neighbors", neighbors, _KINDS, ", or a function that makes a layer")
     options = {name: value for name, value in options.items() if value is not None}
     kind, takes = (neighbors, ()) if callable(neighbors) else _KINDS[neighbors]
     check_options(f"neighbors={neighbors!r}", options, takes)
-    # Messages are about positions, walks are not.
+    # Messages depend on positions, walks do not.
     options = options | {"num_axes": num_axes} if kind is AnchorNeighbors else options
     return None if kind is None else partial(kind, **options)
 
 
+@fields_of(Interlacer)
 @dataclass(frozen=True)
-class InterlacerConfig:
-    """The arguments of :class:`Interlacer` as data.
-
-    Attributes:
-        feature_dim: Features of a particle.
-        dim: Width of the tokens.
-        depth: Pairs of a layer of linear attention and a neighbour layer.
-        num_heads: Heads of the linear attention.
-        mlp_ratio: Width of the perceptrons, in terms of dim.
-        neighbors: "grf", "messages" or "none".
-        num_neighbors: Neighbours of a particle, or of an anchor. Default: 3 for "grf", 16 for "messages".
-        num_hops: Length of the walks, for "grf". Default: 3.
-        anchor_fraction: Share of the particles that are anchors, for "messages". Default: 0.25.
-        max_step: How far a particle moves in a step at most, along an axis.
-        num_axes: Dimensions of space.
-        num_walks: Walks per particle, for "grf". Default: all num_neighbors**num_hops, if that is at most 1,000.
-    """
+class InterlacerConfig(Options):
+    """The arguments of :class:`Interlacer` as data."""
 
     feature_dim: int = 16
     dim: int = 128
@@ -236,5 +211,5 @@ class InterlacerConfig:
     num_walks: int | None = None
 
     def build(self) -> Interlacer:
-        """The model."""
-        return Interlacer(**{field.name: getattr(self, field.name) for field in dataclasses.fields(self)})
+        """Build the model."""
+        return build_model(Interlacer, self)

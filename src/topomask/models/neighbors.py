@@ -1,4 +1,4 @@
-"""Layers in which particles look at their neighbours, and how these are found."""
+"""Neighbour layers of point clouds, and how they find neighbours."""
 
 from __future__ import annotations
 
@@ -17,40 +17,39 @@ from topomask.masks import WalkMask
 from topomask.nn import MaskedAttention, MessagePassing
 from topomask.nn.message_passing import AnchorLists
 
-# Walks per particle that are taken without being asked for.
+# Maximum number of walks per particle by default.
 _MAX_DEFAULT_WALKS = 1000
 
 
 class NeighborLayer(nn.Module, ABC):
-    """A layer in which particles look at their neighbours.
+    """A layer that updates particles from their neighbours.
 
-    Layers of the same kind and settings share what they know about where particles are: it is computed once, by
-    :meth:`find` and :meth:`prepare`.
+    Layers with the same settings share the neighbours, which :meth:`find` and :meth:`prepare` compute once.
     """
 
     @abstractmethod
     def find(self, positions: Tensor, padding: Tensor | None) -> Any:
-        """Who is near whom; does not look at gradients.
+        """Find the neighbours of all particles, without gradients.
 
         Args:
-            positions: Where particles are, [B, N, axes].
-            padding: [B, N], True where there is no particle.
+            positions: Positions of the particles, [B, N, axes].
+            padding: [B, N], True for padding.
         """
 
     def prepare(self, found: Any) -> Any:
-        """What can be computed of it before tokens are looked at."""
+        """Compute everything that does not depend on tokens from the result of :meth:`find`."""
         return found
 
     @abstractmethod
     def forward(self, x: Tensor, positions: Tensor, around: Any) -> Tensor:
-        """Updates of tokens [B, N, C], given what :meth:`prepare` gave."""
+        """Compute updates of tokens [B, N, C], given the result of :meth:`prepare`."""
 
 
 class _SettledLayer(NeighborLayer):
-    """A layer whose settings stand in its checkpoints, which no layer of other settings loads.
+    """A layer whose settings are saved in checkpoints, and checked on loading.
 
     Attributes:
-        optional_state: What checkpoints from before settings were saved do not have.
+        optional_state: Keys that older checkpoints, without settings, may lack.
     """
 
     optional_state = ("_extra_state",)
@@ -61,14 +60,14 @@ class _SettledLayer(NeighborLayer):
 
     @abstractmethod
     def settings(self) -> dict[str, float]:
-        """What a checkpoint and the layer must agree in."""
+        """Return the settings that must be the same in a checkpoint and in the layer."""
 
     def get_extra_state(self) -> Tensor:
-        """The settings."""
+        """Return the settings as a tensor."""
         return torch.tensor(list(self.settings().values()), dtype=torch.float64)
 
     def set_extra_state(self, state: Tensor) -> None:
-        """A ValueError unless the settings of a checkpoint are those of this layer."""
+        """Raise a ValueError unless the settings of a checkpoint are those of this layer."""
         for (name, own), saved in zip(self.settings().items(), state.tolist(), strict=True):
             if own != saved:
                 raise ValueError(
@@ -82,26 +81,26 @@ def _take_own_settings(layer: _SettledLayer, stored: dict[str, Any], prefix: str
 
 
 class Walks(NamedTuple):
-    """Walks of all particles."""
+    """A graph and the walks on it."""
 
     graph: Graph
     walks: Any
 
 
 class WalkNeighbors(_SettledLayer):
-    r"""Linear attention with one head, masked by a learnable function of the walks from particle to particle.
+    r"""Linear attention with one head, masked by a learnable function of walks between particles.
 
     .. math:: M = \sum_{l=0}^{L} f_l\,(D^{-1} A)^l
 
-    where A lists the k nearest particles of every particle, a directed graph that is built anew in every call. All
-    :math:`k^L` repelling walkers of a particle together take every walk of length L once, so M is exact to rounding.
-    In a cloud of at most k particles all others are neighbours; there, and with fewer walks, M is an estimate.
+    where A is the directed graph of the k nearest neighbours, which is built in every call. The :math:`k^L` repelling
+    walkers of a particle take each walk of length L once, so M is exact up to rounding. In a cloud of at most k
+    particles, all others are neighbours; there, and with fewer walks, M is an estimate.
 
     Args:
         dim: Width of the tokens.
-        num_neighbors: Neighbours k of every particle.
+        num_neighbors: Number of neighbours k of each particle.
         num_hops: Length of the walks L.
-        num_walks: Walks per particle. Default: :math:`k^L`, where that is at most 1,000.
+        num_walks: Number of walks per particle. Default: :math:`k^L`, if that is at most 1,000.
         seed: Seed of the walks.
 
     References:
@@ -115,24 +114,31 @@ class WalkNeighbors(_SettledLayer):
         for name, value in (("num_neighbors", num_neighbors), ("num_hops", num_hops)):
             check_integer(name, value, 1)
         self.num_neighbors = num_neighbors
-        num_walks = _all_walks(num_neighbors, num_hops) if num_walks is None else num_walks
+        if num_walks is None:
+            num_walks = num_neighbors**num_hops
+            if num_walks > _MAX_DEFAULT_WALKS:
+                raise ValueError(
+                    f"`num_walks` is None, which means num_neighbors**num_hops = {num_neighbors}**{num_hops} = "
+                    f"{num_walks:,} walks per particle, more than {_MAX_DEFAULT_WALKS:,}. Set num_walks; with fewer "
+                    "walks, the mask is an estimate."
+                )
         mask = WalkMask(None, num_walks, num_hops, normalization="row", symmetric=False, seed=seed)
         self.attention = MaskedAttention(dim, 1, mask)
 
     def find(self, positions: Tensor, padding: Tensor | None) -> Graph:
-        """The directed graph of nearest particles, block-diagonal over clouds; padding is isolated."""
+        """Build the directed graph of nearest neighbours, block-diagonal over clouds; padding is isolated."""
         return Graph.batch([_neighbor_graph(cloud, self.num_neighbors) for cloud in _clouds(positions, padding)])
 
     def settings(self) -> dict[str, float]:
-        """Neighbours; the length of the walks is known to the mask."""
+        """Return the number of neighbours; the mask checks the length of the walks."""
         return {"num_neighbors": self.num_neighbors}
 
     def prepare(self, found: Graph) -> Walks:
-        """Walks on the graph."""
+        """Sample walks on the graph."""
         assert isinstance(self.attention.mask, WalkMask)
         return Walks(found, self.attention.mask.sample(found))
 
-    # The graph is another one in every call, and made of arrays that the compiler cannot follow.
+    # Each call has a new graph, made of arrays that the compiler cannot trace.
     @torch.compiler.disable
     def forward(self, x: Tensor, positions: Tensor, around: Walks) -> Tensor:  # noqa: ARG002
         """Attend."""
@@ -140,14 +146,14 @@ class WalkNeighbors(_SettledLayer):
 
 
 class AnchorNeighbors(_SettledLayer):
-    """Message passing: some particles, the anchors, hear their neighbours, and the others hear their nearest anchor.
+    """Message passing: some particles, the anchors, receive from their neighbours, all others from the nearest anchor.
 
     Args:
         dim: Width of the tokens.
-        num_neighbors: Particles that an anchor hears. Every cloud must have more.
-        anchor_fraction: Share of the particles that are anchors.
+        num_neighbors: Number of neighbours of an anchor. Each cloud must have more particles.
+        anchor_fraction: Fraction of the particles that are anchors.
         seed: Seed of the choice of anchors, which is the same in every call.
-        num_axes: Dimensions of space.
+        num_axes: Number of spatial dimensions.
     """
 
     def __init__(
@@ -161,31 +167,28 @@ class AnchorNeighbors(_SettledLayer):
         self.messages = MessagePassing(dim, num_axes=num_axes)
 
     def find(self, positions: Tensor, padding: Tensor | None) -> AnchorLists:
-        """Anchors, their neighbours, and the nearest anchor of every particle, all clouds side by side."""
+        """Find anchors, their neighbours, and the nearest anchor of each particle, for all clouds."""
         clouds = _clouds(positions, padding)
         for number, cloud in enumerate(clouds):
             if len(cloud.points) <= self.num_neighbors:
                 raise ValueError(
-                    f"`num_neighbors` must be less than the number of particles of every cloud, but is "
+                    f"`num_neighbors` must be less than the number of particles of each cloud, but is "
                     f"{self.num_neighbors}, and cloud {number} has {len(cloud.points)} particles. Build the model with "
-                    "fewer neighbours, or leave the cloud out."
+                    "fewer neighbours, or remove the cloud."
                 )
-        parts = [self._lists(cloud) for cloud in clouds]
-        num_anchors = np.cumsum([0] + [len(anchors) for anchors, _, _ in parts])
-        size = positions.shape[1]
-        joined = (
-            np.concatenate([anchors + size * cloud for cloud, (anchors, _, _) in enumerate(parts)]),
-            np.concatenate([neighbors + size * cloud for cloud, (_, neighbors, _) in enumerate(parts)]),
-            np.concatenate([nearest + num_anchors[cloud] for cloud, (_, _, nearest) in enumerate(parts)]),
-        )
+        anchors, neighbors, nearest = zip(*map(self._lists, clouds), strict=True)
+        starts = positions.shape[1] * np.arange(len(clouds))
+        first_anchors = np.cumsum([0, *map(len, anchors[:-1])])
+        pairs = (anchors, starts), (neighbors, starts), (nearest, first_anchors)
+        joined = (np.concatenate([part + start for part, start in zip(*pair, strict=True)]) for pair in pairs)
         return AnchorLists(*(torch.from_numpy(part).to(positions.device) for part in joined))
 
     def settings(self) -> dict[str, float]:
-        """Neighbours, and the share of anchors."""
+        """Return the number of neighbours and the fraction of anchors."""
         return {"num_neighbors": self.num_neighbors, "anchor_fraction": self.anchor_fraction}
 
     def _lists(self, cloud: _Cloud) -> tuple[Array, Array, Array]:
-        """Anchors [A], their neighbours [A, k] and the nearest anchor of every place [N] of one cloud."""
+        """Anchors [A], their neighbours [A, k] and the nearest anchor of each position [N] in one cloud."""
         points, places, size = cloud
         num_anchors = max(1, round(self.anchor_fraction * len(points)))
         chosen = np.sort(np.random.default_rng(self.seed).permutation(len(points))[:num_anchors])
@@ -203,7 +206,7 @@ class _Cloud(NamedTuple):
     """One point cloud of a batch."""
 
     points: Array  # [P, axes]
-    places: Array  # where they stand among all places, [P]
+    places: Array  # [P], their indices among all places, padding included
     num_places: int
 
 
@@ -216,7 +219,7 @@ def _clouds(positions: Tensor, padding: Tensor | None) -> list[_Cloud]:
         cloud, particle = wrong[0]
         raise ValueError(
             f"`positions` must be finite, but particle {particle} of cloud {cloud} is at {arrays[cloud, particle]}. "
-            "Remove it, or mark it in `padding`."
+            "Remove it, or mark it as padding."
         )
     places = [np.flatnonzero(row) for row in kept]
     return [_Cloud(points[own], own, size) for points, own in zip(arrays, places, strict=True)]
@@ -227,17 +230,6 @@ def _neighbor_graph(cloud: _Cloud, num_neighbors: int) -> Graph:
     num_neighbors = min(num_neighbors, len(points) - 1)
     if num_neighbors < 1:
         return Graph.from_edges(np.zeros((2, 0), dtype=np.int64), size, directed=True)
-    # In the order of a graph's edges, which saves sorting them all.
+    # In the order of a graph's edges, so that they need not be sorted.
     target = np.sort(places[nearest_others(points, num_neighbors)], axis=1)
     return Graph.from_edges(np.stack([np.repeat(places, num_neighbors), target.ravel()]), size, directed=True)
-
-
-def _all_walks(num_neighbors: int, num_hops: int) -> int:
-    """How many walks there are from a particle; a ValueError if that is more than one would like to take."""
-    count = num_neighbors**num_hops
-    if count > _MAX_DEFAULT_WALKS:
-        raise ValueError(
-            f"`num_walks` is not given, and num_neighbors**num_hops = {num_neighbors}**{num_hops} = {count:,} walks "
-            f"per particle are more than {_MAX_DEFAULT_WALKS:,}. Set num_walks; fewer walks estimate the mask."
-        )
-    return count

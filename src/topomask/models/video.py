@@ -1,13 +1,13 @@
-"""Videos: a factorised encoder, over space and then over time."""
+"""A video transformer: a factorised encoder over space, then over time."""
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass, field
 
 from torch import Tensor, nn
 
 from topomask.models.attention_variants import AttentionFactory, AttentionOptions, checked_options
+from topomask.models.config import Options, build_model, fields_of
 from topomask.models.encoder import GridEncoder, Pooling, init_linear
 from topomask.nn import PatchEmbedding
 from topomask.nn.patches import check_shape, grid_shape, pair, whole_numbers
@@ -16,25 +16,25 @@ from topomask.nn.patches import check_shape, grid_shape, pair, whole_numbers
 class VideoTransformer(nn.Module):
     """A classifier of videos (ViViT, factorised encoder): tubelets, an encoder over space, then one over time.
 
-    Tubelets are patches of several frames. The first encoder sees those of one time on the grid of an image and gives a
-    vector per time; the second sees these on a path. Both have masks of their own, per layer and head.
+    Tubelets are patches of several frames. The first encoder maps the tubelets of each time step, on the grid of an
+    image, to one vector; the second encodes these vectors on a path. Each layer and head has its own mask.
 
     Args:
-        num_frames: Frames of a video.
+        num_frames: Number of frames of a video.
         image_size: Height and width of frames, or one number for both.
         tubelet_size: Frames, height and width of tubelets.
-        in_channels: Channels of frames.
-        num_classes: Classes.
+        in_channels: Number of channels of frames.
+        num_classes: Number of classes.
         dim: Width of the tokens.
-        depth: Blocks over space.
-        temporal_depth: Blocks over time.
-        num_heads: Heads.
-        mlp_ratio: Width of the perceptrons, in terms of ``dim``.
-        attention: A name of :mod:`topomask.models.attention_variants`, or a function that makes a layer of attention;
-            ``"softmax"`` is the paper's baseline, and ``"grf-softmax"`` its softmax with graph random features, with
-            this library's walks in place of the paper's.
-        attention_options: What the name does not say: walks, feature map, seed.
-        pooling: ``"mean"`` or ``"cls"``, see :class:`GridEncoder`, over space and over time.
+        depth: Number of blocks over space.
+        temporal_depth: Number of blocks over time.
+        num_heads: Number of heads.
+        mlp_ratio: Width of the MLPs, as a multiple of ``dim``.
+        attention: A name, see :mod:`topomask.models.attention_variants` or ``topomask list attention``, or a function
+            that makes an attention layer. ``"softmax"`` is the paper's baseline; ``"grf-softmax"`` adds graph random
+            features, with this library's walks instead of the paper's.
+        attention_options: Options of the attention: walks, feature map, seed.
+        pooling: ``"mean"`` or ``"cls"``, over space and over time, see :class:`GridEncoder`.
 
     Example:
         >>> import torch, topomask as tm
@@ -77,39 +77,22 @@ class VideoTransformer(nn.Module):
         init_linear(self.embedding)
 
     def represent(self, videos: Tensor) -> Tensor:
-        """One vector per video, [B, channels, frames, height, width] to [B, C]: what the head classifies."""
-        fix = "Cut and resize the videos, or build the model with their `num_frames`, `image_size` and `in_channels`."
+        """Map videos [B, channels, frames, height, width] to the input of the head, [B, C]."""
+        fix = "Crop and resize the videos, or build the model with their `num_frames`, `image_size` and `in_channels`."
         check_shape("videos", videos, self.input_shape, fix)
         tokens = self.embedding(videos)  # [B, times, *grid, C]
         frames = self.spatial(tokens.flatten(0, 1)).unflatten(0, tokens.shape[:2])
         return self.temporal(frames)
 
     def forward(self, videos: Tensor) -> Tensor:
-        """Logits of the classes, [B, channels, frames, height, width] to [B, num_classes]."""
+        """Map videos [B, channels, frames, height, width] to logits, [B, num_classes]."""
         return self.head(self.represent(videos))
 
 
+@fields_of(VideoTransformer)
 @dataclass(frozen=True)
-class VideoTransformerConfig:
-    """The arguments of :class:`VideoTransformer` as data. What is None is taken from the data.
-
-    Sizes are the paper's by default; walks are not (see ``attention`` there).
-
-    Attributes:
-        num_frames: Frames of a video.
-        image_size: Height and width of frames, or one number for both.
-        tubelet_size: Frames, height and width of tubelets.
-        in_channels: Channels of frames.
-        num_classes: Classes.
-        dim: Width of the tokens.
-        depth: Blocks over space.
-        temporal_depth: Blocks over time.
-        num_heads: Heads.
-        mlp_ratio: Width of the perceptrons, in terms of dim.
-        attention: Name of the attention.
-        attention_options: What the name does not say.
-        pooling: "mean" or "cls".
-    """
+class VideoTransformerConfig(Options):
+    """The arguments of :class:`VideoTransformer` as data. Recipes set sizes that are None from the data."""
 
     num_frames: int | None = None
     image_size: int | tuple[int, int] | None = None
@@ -126,6 +109,5 @@ class VideoTransformerConfig:
     pooling: Pooling = "mean"
 
     def build(self) -> VideoTransformer:
-        """The model; what is None is the default of :class:`VideoTransformer`."""
-        given = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
-        return VideoTransformer(**{name: value for name, value in given.items() if value is not None})
+        """Build the model; fields that are None take its defaults."""
+        return build_model(VideoTransformer, self)

@@ -1,4 +1,4 @@
-"""A block of a transformer, and its perceptron."""
+"""A transformer block, and its MLP."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from torch.nn import functional as F
 
 
 class TransformerBlock(nn.Module):
-    """Attention, then a perceptron on every token, each behind a norm and beside a residual.
+    """A pre-norm transformer block: attention, then an MLP, each with a norm and a residual connection.
 
     Args:
         attention: Any layer that maps tokens to tokens.
-        mlp: Another, that looks at one token at a time.
-        attention_norm: Norm in front of ``attention``.
-        mlp_norm: Norm in front of ``mlp``.
+        mlp: A layer that maps each token on its own.
+        attention_norm: Norm before ``attention``.
+        mlp_norm: Norm before ``mlp``.
 
     Example:
         >>> import torch, topomask as tm
@@ -35,13 +35,13 @@ class TransformerBlock(nn.Module):
         self.mlp_norm, self.mlp = mlp_norm, mlp
 
     def forward(self, x: Tensor, **options: Any) -> Tensor:
-        """Tokens to tokens; ``options`` such as ``key_padding_mask`` are for the attention."""
+        """Map tokens to tokens; ``options`` such as ``key_padding_mask`` are passed to the attention."""
         x = x + self.attention(self.attention_norm(x), **options)
         return x + self.mlp(self.mlp_norm(x))
 
 
 class MLP(nn.Module):
-    """A perceptron with one hidden layer and GELU, on every token.
+    """An MLP with one hidden layer and GELU, applied to each token.
 
     Args:
         dim: Width of the tokens.
@@ -59,5 +59,5 @@ class MLP(nn.Module):
         self.out = nn.Linear(hidden_dim, dim)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Tokens [..., C] to tokens [..., C]."""
+        """Map tokens [..., C] to tokens [..., C]."""
         return self.out(F.gelu(self.hidden(x)))

@@ -1,4 +1,4 @@
-"""Sums over neighbours."""
+"""Graph convolution: sums over neighbours."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import scipy.sparse as sp
 import torch
 from torch import Tensor, nn
 
+from topomask.attention.checks import check_choice
 from topomask.graph import Graph
 from topomask.graph.records import Recipe, SparseMatrix, find_record
 from topomask.ops.sparse_product import make_pattern
@@ -25,7 +26,7 @@ class GraphConvolution(nn.Module):
     ``sum``  :math:`y = A x W^\top + x U^\top + b`, which can count neighbours
     ======== ============================================================================================
 
-    Self-loops that the graph has keep their weight. On a directed graph a node hears the nodes that its edges lead to.
+    Existing self-loops keep their weight. On a directed graph, a node sums over the nodes that its edges point to.
 
     Args:
         in_dim: Width of the input.
@@ -43,31 +44,26 @@ class GraphConvolution(nn.Module):
 
     def __init__(self, in_dim: int, out_dim: int, aggregation: Aggregation = "gcn") -> None:
         super().__init__()
-        if aggregation not in get_args(Aggregation):
-            raise ValueError(f"`aggregation` must be one of {get_args(Aggregation)}, but is {aggregation!r}.")
+        check_choice("aggregation", aggregation, get_args(Aggregation))
         self.aggregation: Aggregation = aggregation
         self.linear = nn.Linear(in_dim, out_dim, bias=False)
         self.root = nn.Linear(in_dim, out_dim, bias=False) if aggregation == "sum" else None
         self.bias = nn.Parameter(torch.zeros(out_dim))
 
     def forward(self, x: Tensor, graph: Graph) -> Tensor:
-        """Tokens [N, C] of the nodes of a graph, or of a batch of graphs."""
+        """Convolve tokens [N, C] on a graph, or on a batch of graphs."""
         if x.ndim != 2 or len(x) != graph.num_nodes:
             raise ValueError(
                 f"`x` must have shape [num_nodes={graph.num_nodes}, C], but has shape {tuple(x.shape)}. Pass one row "
                 "per node of the graph."
             )
-        out = neighbor_matrix(graph, self.aggregation, x.device).multiply(self.linear(x))
+        matrix = find_record(graph, _RECIPES[self.aggregation], x.device, torch.float32)
+        out = matrix.multiply(self.linear(x))
         return out + self.bias if self.root is None else out + self.root(x) + self.bias
 
     def extra_repr(self) -> str:
         """Shown when the module is printed."""
         return f"aggregation={self.aggregation!r}"
-
-
-def neighbor_matrix(graph: Graph, aggregation: Aggregation, device: torch.device) -> SparseMatrix:
-    """The matrix of a sum over neighbours."""
-    return find_record(graph, _RECIPES[aggregation], device, torch.float32)
 
 
 @dataclass(frozen=True)
@@ -79,14 +75,14 @@ class _NeighborSums(Recipe):
         if self.aggregation == "gcn":
             matrix = matrix + sp.diags_array((matrix.diagonal() == 0).astype(np.float64), format="csr")
             matrix.sort_indices()
-            # Degrees of a signed graph may vanish.
+            # Without absolute values, degrees of a signed graph may be 0.
             degrees = np.abs(matrix).sum(axis=1)
             scales = 1.0 / np.sqrt(degrees)
             rows = np.repeat(np.arange(len(degrees)), np.diff(matrix.indptr))
             matrix.data = matrix.data * scales[rows] * scales[matrix.indices]
         pointers, columns = (torch.from_numpy(x.astype(np.int64)) for x in (matrix.indptr, matrix.indices))
         pattern = make_pattern(pointers, columns, graph.num_nodes).to(device)
-        # In double precision: a product takes it in its own.
+        # In double precision: a product converts it to its own.
         return SparseMatrix(pattern, torch.from_numpy(matrix.data).to(device))
 
 

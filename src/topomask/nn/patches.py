@@ -1,4 +1,4 @@
-"""Images and videos in patches: how many there are, and tokens made of them."""
+"""Patches of images and videos, and their embedding."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from torch import Tensor, nn
 
 
 class PatchEmbedding(nn.Module):
-    """Cut images, or videos, into patches and map each of them to a token, as a convolution with a stride does.
+    """Cut images or videos into patches and map each patch to a token, like a strided convolution.
 
     Args:
-        in_channels: Channels.
+        in_channels: Number of channels.
         dim: Width of the tokens.
-        patch_shape: Size of a patch along every axis: (height, width) for images, (frames, height, width) for videos.
+        patch_shape: Size of a patch along each axis: (height, width) for images, (frames, height, width) for videos.
 
     Example:
         >>> import torch
@@ -29,7 +29,7 @@ class PatchEmbedding(nn.Module):
         self.projection = nn.Linear(in_channels * math.prod(patch_shape), dim)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[B, channels, *sizes] to tokens on a grid, [B, *grid, C]."""
+        """Map [B, channels, *sizes] to tokens on a grid, [B, *grid, C]."""
         axes = len(self.patch_shape)
         sizes = x.shape[2:]
         fits = len(sizes) == axes and not any(size % patch for size, patch in zip(sizes, self.patch_shape, strict=True))
@@ -47,14 +47,14 @@ class PatchEmbedding(nn.Module):
 
 
 def pair(name: str, size: int | tuple[int, int]) -> tuple[int, int]:
-    """Height and width, of one number or two; a ValueError names the argument."""
+    """Return (height, width), given as one number or two, or raise a ValueError that names the argument."""
     sizes = (size, size) if isinstance(size, Integral) else size
     height, width = whole_numbers(name, sizes, "one number or (height, width)", 2)
     return height, width
 
 
 def whole_numbers(name: str, sizes: Any, expected: str, count: int) -> tuple[int, ...]:
-    """So many whole numbers; a ValueError names the argument and says what was expected."""
+    """Return ``count`` integers as a tuple, or raise a ValueError that says what was expected."""
     given = tuple(sizes) if isinstance(sizes, tuple | list) else ()
     if len(given) != count or not all(isinstance(size, Integral) for size in given):
         raise ValueError(f"`{name}` must be {expected}, but is {sizes!r}.")
@@ -62,7 +62,7 @@ def whole_numbers(name: str, sizes: Any, expected: str, count: int) -> tuple[int
 
 
 def grid_shape(whole: tuple[str, tuple[int, ...]], part: tuple[str, tuple[int, ...]]) -> tuple[int, ...]:
-    """How many parts there are along every axis of the whole; both are given as (name, sizes)."""
+    """Return the number of parts along each axis of the whole; both are given as (name, sizes)."""
     (whole_name, sizes), (part_name, parts) = whole, part
     if any(size < 1 for size in (*sizes, *parts)):
         raise ValueError(f"`{whole_name}` and `{part_name}` must be positive, but are {sizes} and {parts}.")
@@ -72,7 +72,7 @@ def grid_shape(whole: tuple[str, tuple[int, ...]], part: tuple[str, tuple[int, .
 
 
 def check_shape(name: str, x: Tensor, expected: tuple[int, ...], fix: str) -> None:
-    """A ValueError that ends in the fix, unless x has shape [B, *expected]."""
+    """Raise a ValueError that ends with the fix, unless x has shape [B, *expected]."""
     if x.shape[1:] != expected:
-        text = ", ".join(str(size) for size in expected)
+        text = ", ".join(map(str, expected))
         raise ValueError(f"`{name}` must have shape [B, {text}], but has shape {tuple(x.shape)}. {fix}")

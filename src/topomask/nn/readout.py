@@ -1,4 +1,4 @@
-"""From nodes to graphs."""
+"""Readout: one vector per graph."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor, nn
 
+from topomask.attention.checks import check_choice
 from topomask.graph import Graph
 
 Readout = Literal["node", "mean", "sum", "attention"]
 
 
 class GraphReadout(nn.Module):
-    r"""One vector per graph of a batch, or the nodes as they are.
+    r"""Pool the nodes of each graph in a batch to one vector, or return the nodes unchanged.
 
     ============= ==================================================================================
     ``node``      :math:`x_i`, one per node
@@ -23,7 +24,7 @@ class GraphReadout(nn.Module):
     ============= ==================================================================================
 
     Args:
-        kind: One of these names.
+        kind: One of the names above.
         dim: Width of the tokens.
 
     Example:
@@ -36,19 +37,18 @@ class GraphReadout(nn.Module):
 
     def __init__(self, kind: Readout, dim: int) -> None:
         super().__init__()
-        if kind not in get_args(Readout):
-            raise ValueError(f"`readout` must be one of {get_args(Readout)}, but is {kind!r}.")
+        check_choice("readout", kind, get_args(Readout))
         self.kind: Readout = kind
         self.score = nn.Linear(dim, 1, bias=False) if kind == "attention" else None
 
     def forward(self, x: Tensor, graph: Graph) -> Tensor:
-        """Tokens [N, C] to graphs [G, C], or to themselves."""
+        """Map tokens [N, C] to graphs [G, C], or return them unchanged."""
         if self.kind == "node":
             return x
         groups = graph.groups_on(x.device)
         if groups is None:
             groups = torch.zeros(len(x), dtype=torch.int64, device=x.device)
-        # Sums over thousands of nodes need more digits, and a larger range, than half precision has.
+        # Sums over thousands of nodes need more digits and a larger range than half precision has.
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
         if self.score is not None:
             wide = wide * _softmax(self.score(x).to(wide.dtype), groups, graph.num_graphs)
@@ -63,7 +63,7 @@ class GraphReadout(nn.Module):
 
 
 def _softmax(scores: Tensor, groups: Tensor, num_graphs: int) -> Tensor:
-    """Softmax of [N, 1] over the nodes of every graph."""
+    """Softmax of [N, 1] over the nodes of each graph."""
     floor = scores.new_full((num_graphs, 1), -torch.inf)
     largest = floor.scatter_reduce(0, groups[:, None], scores.detach(), "amax")
     powers = (scores - largest[groups]).exp()

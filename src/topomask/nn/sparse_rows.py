@@ -1,4 +1,4 @@
-"""Features of nodes of which most are 0."""
+"""Sparse node features."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from topomask.ops.sparse_product import Pattern, make_pattern, spmm
 
 
 class SparseRows:
-    """A sparse matrix [N, F] of node features, such as words of documents, that is multiplied by weights only.
+    """A sparse matrix [N, F] of node features, such as word counts of documents, to multiply by weights.
 
-    Coauthor-physics has 34,493 nodes with 8,415 features, of which 0.4 % are not 0: 1.2 GB dense, 14 MB as this.
+    Coauthor-physics has 34,493 nodes with 8,415 features, of which 0.4 % are nonzero: 1.2 GB dense, 14 MB sparse.
 
     Args:
-        pattern: Where it has entries.
-        values: Its entries, [P].
+        pattern: Positions of the entries.
+        values: The entries, [P].
 
     Example:
         >>> import scipy.sparse as sp
@@ -45,10 +45,10 @@ class SparseRows:
 
     @classmethod
     def from_scipy(cls, matrix: Any) -> Self:
-        """From a SciPy sparse matrix, in float32."""
+        """Convert a SciPy sparse matrix, in float32."""
         if sp.issparse(matrix):
             check_scipy(matrix)
-        # A copy: what is done to it must not be done to the argument.
+        # A copy, since it is changed in place.
         matrix = sp.csr_array(matrix, copy=True)
         matrix.sum_duplicates()
         matrix.eliminate_zeros()
@@ -57,7 +57,7 @@ class SparseRows:
         return cls(pattern, torch.from_numpy(matrix.data.astype(np.float32)))
 
     def to_scipy(self) -> Any:
-        """As a SciPy sparse matrix."""
+        """Convert to a SciPy sparse matrix."""
         parts = (self.values, self.pattern.columns, self.pattern.row_ptr)
         return sp.csr_array(tuple(part.detach().cpu().numpy() for part in parts), shape=tuple(self.shape))
 
@@ -70,25 +70,24 @@ class SparseRows:
         return self.pattern.shape[0]
 
     def __matmul__(self, weights: Tensor) -> Tensor:
-        """The product with weights [F, C], differentiable in them."""
+        """Multiply by weights [F, C]; differentiable with respect to the weights."""
         return spmm(self.pattern, self.values, weights.contiguous())
 
     def dropout(self, p: float) -> SparseRows:
-        """With entries set to 0 with probability p, and the others scaled up."""
+        """Return a copy with entries set to 0 with probability p, and the others scaled up."""
         return SparseRows(self.pattern, drop(self.values, p))
 
     def to(self, device: torch.device | str) -> SparseRows:
-        """On a device."""
+        """Move to a device."""
         device = torch.device(device)
         if device == self.values.device:
             return self
         return SparseRows(self.pattern.to(device), self.values.to(device))
 
     def to_dense(self) -> Tensor:
-        """As a dense tensor, [N, F]."""
-        rows = segments.index(self.pattern.row_ptr)
-        places = rows, self.pattern.columns.long()
-        # Entries at the same place add up, as they do in products.
+        """Convert to a dense tensor, [N, F]."""
+        places = segments.index(self.pattern.row_ptr), self.pattern.columns.long()
+        # Entries at the same position add up, as in products.
         return self.values.new_zeros(self.shape).index_put(places, self.values, accumulate=True)
 
     def __repr__(self) -> str:
@@ -96,14 +95,14 @@ class SparseRows:
 
 
 def drop_features(x: Tensor | SparseRows, p: float, training: bool) -> Tensor | SparseRows:
-    """Dropout of features, dense or sparse."""
+    """Apply dropout to dense or sparse features."""
     if not training or p == 0:
         return x
     return x.dropout(p) if isinstance(x, SparseRows) else drop(x, p)
 
 
 def apply_linear(linear: nn.Linear, x: Tensor | SparseRows) -> Tensor:
-    """A linear layer of features, dense or sparse."""
+    """Apply a linear layer to dense or sparse features."""
     if not isinstance(x, SparseRows):
         return linear(x)
     out = x @ linear.weight.T

@@ -1,4 +1,4 @@
-"""Stochastic positional encoding of queries and keys."""
+"""Stochastic positional encoding (SPE) of queries and keys."""
 
 from __future__ import annotations
 
@@ -12,36 +12,35 @@ from topomask.graph.input import check_integer
 from topomask.masks.mask import SeededModule
 from topomask.masks.stochastic_codes import Kind, check_seed, load_seed, make_templates, save_seed
 
-# Numbers that are held for the positions of one chunk.
+# Maximum number of elements in memory per chunk of positions.
 _ELEMENTS_PER_CHUNK = 1 << 24
 
 
 class StochasticPositionEncoding(SeededModule):
-    r"""Relative positions for linear attention: queries and keys go through random codes before the feature map.
+    r"""Relative positions for linear attention: random codes applied to queries and keys before the feature map.
 
     .. math:: \hat q_m = \sum_d q_{md}\,\bar Q_{d,m}, \quad \hat k_n = \sum_d k_{nd}\,\bar K_{d,n}, \qquad
         \mathbb{E}\,\hat q_m^\top \hat k_n = \sum_d q_{md}\,k_{nd}\,\big(\delta_d + (1 - \delta_d)\,P_d(m - n)\big)
 
-    Every head and dimension has a template :math:`P_d` of its own, a sum of cosines (``kind="sine"``) or the
-    correlation of two filters (``kind="conv"``), see :class:`~topomask.masks.stochastic_codes.SineTemplates` and
-    :class:`~topomask.masks.stochastic_codes.ConvTemplates`. Time is O(N D R), times the number of cosines or
-    the length of the filters; a code of size N D R is never formed as a whole.
+    Each head and dimension has its own template :math:`P_d`, a sum of cosines (``kind="sine"``) or the correlation of
+    two filters (``kind="conv"``), see :class:`~topomask.masks.stochastic_codes.SineTemplates` and
+    :class:`~topomask.masks.stochastic_codes.ConvTemplates`. It takes O(N D R) time, multiplied by the number of cosines
+    or the length of the filters. The N D R codes are never in memory all at once.
 
-    All inputs of a batch share their noise. While training, every call draws new noise; in evaluation the noise is
-    that of ``seed``, the same in every call. Layers share noise when they are given the same :meth:`draw`.
+    All inputs of a batch share their noise. In training, each call draws new noise; in evaluation, ``seed`` determines
+    the noise, the same in every call. Layers that are given the same :meth:`draw` share noise.
 
-    What follows must not know the width R: softmax attention and FAVOR+ divide scores by the root of the width, so
-    there multiply both results by :math:`(R / D)^{1/4}` to have them divided by :math:`\sqrt D`.
+    Softmax attention and FAVOR+ divide scores by the square root of the width, which is now R: multiply both results by
+    :math:`(R / D)^{1/4}` to divide by :math:`\sqrt D` instead.
 
     Args:
         head_dim: Width of queries and keys D.
-        num_heads: Heads H.
+        num_heads: Number of heads H.
         num_realizations: Width of the results R. The error of a product falls as :math:`1 / \sqrt R`.
         kind: ``"sine"`` or ``"conv"``.
-        num_sines: Cosines per template, for ``"sine"``. Default: 5.
+        num_sines: Number of cosines per template, for ``"sine"``. Default: 5.
         kernel_size: Length of the filters, for ``"conv"``; templates are 0 from this lag on. Default: 128.
-        gated: Whether templates are mixed with constants :math:`\delta_d`, learnt from one half on. Otherwise they are
-            0.
+        gated: Whether to learn the constants :math:`\delta_d`, which start at one half. Otherwise they are 0.
         seed: Seed of the noise in evaluation. Default: drawn from torch's generator.
 
     Example:
@@ -77,16 +76,16 @@ class StochasticPositionEncoding(SeededModule):
         self.templates = make_templates((num_heads, head_dim), kind, num_sines, kernel_size, gated)
 
     def draw(self, generator: torch.Generator | None = None) -> Tensor:
-        """A seed of new noise, for :meth:`forward` of this and other layers.
+        """Draw a seed to pass to :meth:`forward` of this and other layers.
 
         Args:
-            generator: Where to draw from. Default: torch's own generator.
+            generator: The random generator. Default: torch's default generator.
         """
         device = "cpu" if generator is None else generator.device
         return torch.randint(2**62, (), generator=generator, device=device)
 
     def template(self, lags: Tensor) -> Tensor:
-        """The exact templates with their gates at integer lags m - n [L], [H, D, L]."""
+        """Return the exact templates, gates included, at integer lags m - n [L]: [H, D, L]."""
         return self.templates(lags)
 
     def forward(
@@ -97,13 +96,13 @@ class StochasticPositionEncoding(SeededModule):
         Args:
             q: Queries, [..., H, N_q, D].
             k: Keys, [..., H_kv, N_k, D], with H a multiple of H_kv.
-            seed: Seed of the noise, from :meth:`draw` or an integer. Default: a new draw while training, ``self.seed``
-                in evaluation.
-            first_position: Position of the first query and of the first key. A position has the same code wherever a
-                sequence begins, as long as the seed is the same.
+            seed: Seed of the noise, from :meth:`draw` or an integer. Default: a new draw in training, ``self.seed`` in
+                evaluation.
+            first_position: Position of the first query and the first key. With the same seed, a position has the same
+                code wherever a sequence starts.
 
         Returns:
-            Queries, [..., H, N_q, R], and keys, [..., H, N_k, R], in the dtypes they came in.
+            Queries, [..., H, N_q, R], and keys, [..., H, N_k, R], in their original dtypes.
         """
         self._check(q, k)
         self._follow()
@@ -116,11 +115,8 @@ class StochasticPositionEncoding(SeededModule):
             )
             key = key.repeat_interleave(self.num_heads // key.shape[1], dim=1)
             query, key = self._encode(query, key, seed, first_position)
-        heads = (self.num_heads,)
-        return (
-            query.reshape(*q.shape[:-3], *heads, *query.shape[-2:]).to(q.dtype),
-            key.reshape(*k.shape[:-3], *heads, *key.shape[-2:]).to(k.dtype),
-        )
+        batch = q.shape[:-3]
+        return query.reshape(*batch, *query.shape[1:]).to(q.dtype), key.reshape(*batch, *key.shape[1:]).to(k.dtype)
 
     @property
     def _own_seed(self) -> int:
@@ -130,7 +126,7 @@ class StochasticPositionEncoding(SeededModule):
         self.seed = seed
 
     def _encode(self, q: Tensor, k: Tensor, seed: Tensor | int, start: int) -> tuple[Tensor, Tensor]:
-        """Some positions at a time."""
+        """Encode a chunk of positions at a time."""
         templates, width = self.templates, self.num_realizations
 
         def part(q: Tensor, k: Tensor, first: int) -> tuple[Tensor, Tensor]:
@@ -139,12 +135,12 @@ class StochasticPositionEncoding(SeededModule):
 
         length = max(q.shape[2], k.shape[2])
         most = _ELEMENTS_PER_CHUNK // max(1, templates.numbers_per_position(len(q), width))
-        # Chunks much shorter than the filters would spend most time on what comes before them.
+        # Chunks much shorter than the filters would spend most of the time on the positions before them.
         step = max(1, most, 2 * templates.sources_per_code)
         if length <= step:
             return part(q, k, start)
         parts = [
-            # Recomputed in the backward pass: kept codes would take [N, D, R] numbers.
+            # Recomputed in the backward pass: the codes would take N D R numbers.
             checkpoint(part, q[:, :, at : at + step], k[:, :, at : at + step], start + at, use_reentrant=False)
             for at in range(0, length, step)
         ]
@@ -160,19 +156,19 @@ class StochasticPositionEncoding(SeededModule):
                 )
         if q.shape[-3] != self.num_heads or not k.shape[-3] or self.num_heads % k.shape[-3]:
             raise ValueError(
-                f"`q` must have num_heads={self.num_heads} heads, and `k` as many or a divisor of them, but they have "
+                f"`q` must have num_heads={self.num_heads} heads, and `k` as many or a divisor of that, but they have "
                 f"{q.shape[-3]} and {k.shape[-3]}."
             )
         if q.shape[:-3] != k.shape[:-3]:
-            raise ValueError(f"`q` and `k` must agree in batch, but have shapes {tuple(q.shape)} and {tuple(k.shape)}.")
+            raise ValueError(f"`q` and `k` must match in batch, but have shapes {tuple(q.shape)} and {tuple(k.shape)}.")
 
     def get_extra_state(self) -> Tensor:
-        """What is needed to draw the noise of evaluation again."""
+        """Return the seed of the noise in evaluation, for a checkpoint."""
         self._follow()
         return save_seed(self.seed)
 
     def set_extra_state(self, state: Tensor) -> None:
-        """Take the seed of a checkpoint."""
+        """Restore the seed from a checkpoint."""
         self.seed = load_seed(state)
         self._offer_seed()
 
