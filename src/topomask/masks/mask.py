@@ -305,14 +305,12 @@ class SeededModule(nn.Module):
 
     def _follow(self) -> None:
         """Take the seed of the first process if it was broadcast since the last call."""
-        if torch.compiler.is_dynamo_compiling():
-            _follow_before_tracing(self._buffers[_OFFER])
-            return
-        if self._compared is None:
-            return
         offer = self._buffers[_OFFER]
         assert offer is not None
-        if offer.is_meta or offer.is_inference() or offer._version == self._compared:
+        if torch.compiler.is_dynamo_compiling():
+            _follow_before_tracing(offer)
+            return
+        if self._compared is None or offer.is_meta or offer.is_inference() or offer._version == self._compared:
             return
         was_set, self._compared = self._compared != -1, offer._version
         seed = int(offer)

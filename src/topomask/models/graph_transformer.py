@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from topomask.attention.checks import check_choice, check_probabilities, check_sizes
 from topomask.attention.inputs import FeatureMap
 from topomask.graph import Graph
+from topomask.graph.input import not_a_graph
 from topomask.masks.mask import Mask
 from topomask.masks.operator import Normalizer, Operator
 from topomask.models.config import Options, build_model, fields_of
@@ -275,10 +276,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 def check_features(x: Tensor | SparseRows, graph: Graph, in_features: int) -> None:
     """Raise a ValueError unless there is a graph, and one row of features for each of its nodes."""
     if not isinstance(graph, Graph):
-        raise ValueError(
-            f"`graph` must be a topomask.Graph, but is a {type(graph).__name__}. Convert PyG data with Graph.from_pyg, "
-            "and join several graphs with Graph.batch."
-        )
+        raise not_a_graph(graph)
     if x.shape != (graph.num_nodes, in_features):
         raise ValueError(
             f"`x` must have shape [num_nodes={graph.num_nodes}, in_features={in_features}], but has shape "
