@@ -16,7 +16,7 @@ from experiments.reproduce.study import Study, run_study
 from experiments.reproduce.summary import count_targets, overview, pool, summarize
 from topomask.data import MOTIFS, NODE_SETS
 from topomask.pictures.pages import Section
-from topomask.support.near_names import look_up
+from topomask.support.checks import look_up
 from topomask.train.run_folder import versions
 
 _GRAPHS = {f"gkat-{name.lower()}": partial(graph_tables.gkat, name) for name in graph_tables.BIO + graph_tables.SOCIAL}

@@ -17,7 +17,7 @@ OTHERS = {
     "recipes": ("graphs", "nodes", "particles", "videos"),
     "pictures": ("mask_pictures", "plots", "pages"),
     "models": ("baselines", "graph_masks", "graph_transformer", "interlacer", "neighbors", "video"),
-    "data": ("cifar", "folds", "graph_set", "image_folder", "mnist", "motifs", "node_sets", "particles", "tu"),
+    "data": ("cifar", "class_folders", "folds", "graph_set", "mnist", "motifs", "node_sets", "particles", "tu"),
     "masks": tuple({entry.module for entry in MASKS.values()} - {"walk"}),
     "nn": ("graph_convolution", "message_passing", "readout", "sparse_rows", "stochastic_position"),
     "train": ("graph_tasks",),

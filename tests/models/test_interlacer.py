@@ -316,7 +316,7 @@ def test_the_search_has_as_many_threads_as_torch(monkeypatch):
             workers.append(options["workers"])
             return self.tree.query(*arguments, **options)
 
-    for module in ("topomask.graph.builders", "topomask.models.neighbors"):
+    for module in ("scipy.spatial", "topomask.models.neighbors"):
         monkeypatch.setattr(f"{module}.cKDTree", Tree)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
     small("messages")(*clouds())

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from topomask.attention.checks import check_choice
 from topomask.ops.derived import constant_when_compiled, plainly
 from topomask.ops.registration import fake_mode
+from topomask.support.checks import check_choice
 
 # Below this, exp(x) loses digits in float32.
 _LOWEST_ELU = -80.0

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from topomask.attention import feature_maps, inputs
-from topomask.attention.checks import check_choice
 from topomask.attention.inputs import FeatureMap, KeyGroups, Tokens
 from topomask.attention.masked import attend_pairs, drop, make_operator, prepare_for
 from topomask.attention.plan import Strategy, plan_attention
@@ -19,6 +18,7 @@ from topomask.masks.operator import Normalizer, Operator
 from topomask.ops.dense_attention import dense_attention
 from topomask.ops.quotient import Attended, divide, to_precision
 from topomask.ops.registration import is_transformed
+from topomask.support.checks import check_choice
 
 # Up to this many scores, calling an op of our own takes longer than running it.
 _FEW_SCORES = 1 << 17

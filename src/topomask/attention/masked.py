@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from topomask.attention.checks import check_probabilities
 from topomask.attention.inputs import Tokens, prepare
 from topomask.graph.input import check_nodes
 from topomask.masks.entries import PairSums
@@ -16,6 +15,7 @@ from topomask.masks.mask import Mask
 from topomask.masks.operator import Operator
 from topomask.ops.quotient import Attended, to_precision
 from topomask.ops.sparse_heads import join_heads
+from topomask.support.checks import check_probabilities
 
 
 def make_operator(mask: Mask | Operator, query_nodes: Any, key_nodes: Any) -> Operator:

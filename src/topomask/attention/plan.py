@@ -9,10 +9,10 @@ from typing import Any, Literal, NamedTuple, get_args
 import torch
 
 from topomask.attention import costs
-from topomask.attention.checks import check_choice
 from topomask.masks.mask import Mask
 from topomask.masks.operator import MAX_KEPT_ENTRIES, Cost, Operator
 from topomask.ops import dense_attention
+from topomask.support.checks import check_choice
 from topomask.walks.record import MAX_PAIRS_PER_QUERY
 
 Strategy = Literal["auto", "pairs", "product", "dense"]

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from topomask.attention.checks import check_choice
 from topomask.attention.inputs import Tokens, is_lost, restore, row_max, without_autocast
 from topomask.attention.masked import attend_pairs, drop, make_operator, prepare_for
 from topomask.attention.plan import Strategy, plan_attention
@@ -18,6 +17,7 @@ from topomask.masks.mask import Mask
 from topomask.masks.operator import Normalizer, Operator
 from topomask.ops.pair_attention.reference import weighted_powers
 from topomask.ops.quotient import Attended, divide, to_precision
+from topomask.support.checks import check_choice
 
 # The shift makes normalisers at least about 1, unless the keys that count have weights e^42 times smaller than others.
 _SAFE_LOW = 2.0**-30

@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from typing import Any
 
 import topomask
+from topomask.support.checks import did_you_mean
 from topomask.support.config import UsageError, read_arguments
-from topomask.support.near_names import did_you_mean
 
 # Module (and function, by default `run`) and description of every verb. The module is imported when its verb runs; tyro
 # parses the arguments, unless the module has a function `command` that does. `GO_ON` says how to continue.

@@ -12,8 +12,8 @@ from tyro.conf import Positional, Suppress
 
 from topomask.cli import parse
 from topomask.cli.checkout import import_from_checkout
+from topomask.support.checks import nearest
 from topomask.support.config import UsageError, names_set
-from topomask.support.near_names import nearest
 
 GO_ON = "Saved results are intact; run the same command again to continue."
 

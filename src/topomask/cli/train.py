@@ -24,7 +24,7 @@ def command(arguments: Sequence[str]) -> Callable[[], None]:
         raise UsageError("Name the recipe first, as in topomask train digits. Run topomask list recipes to see all.")
     else:
         from topomask.recipes.registry import RECIPES, recipe
-        from topomask.support.near_names import look_up
+        from topomask.support.checks import look_up
 
         try:
             look_up(RECIPES, "recipe", name)

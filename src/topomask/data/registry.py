@@ -13,7 +13,7 @@ from torch.utils.data import Dataset
 
 from topomask.data.labelled_set import to_memory
 from topomask.data.root import find_path
-from topomask.support.near_names import check_options, look_up
+from topomask.support.checks import check_options, look_up
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from topomask.data.graph_set import GraphSet
 from topomask.data.limits import check_bytes, limit_of, unpacked_limit
 from topomask.data.root import data_root, missing
 from topomask.graph import Graph
-from topomask.support.near_names import did_you_mean
+from topomask.support.checks import did_you_mean
 
 Array = npt.NDArray[Any]
 _CHUNK = 1 << 24

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from functools import cached_property
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, get_args
 
 import numpy as np
 import scipy.sparse as sp
@@ -14,11 +14,12 @@ import torch
 from torch import Tensor
 
 from topomask.graph import input as read
-from topomask.graph.input import Array, Duplicates, check_choice, check_integer, check_nodes, first_true
+from topomask.graph.input import Array, Duplicates, check_integer, check_nodes, first_true
 from topomask.graph.records import GROUPS, MATRICES, Records, SparseMatrix, find_record
 from topomask.ops import segments
 from topomask.ops.derived import plainly
 from topomask.ops.sample_walks import GraphTensors
+from topomask.support.checks import check_choice
 
 Normalization = Literal["sym", "row", "none"]
 
@@ -126,7 +127,7 @@ class Graph:
                 the weights must agree, and the edge counts once.
         """
         if duplicates is not None:
-            check_choice("duplicates", duplicates, Duplicates)
+            check_choice("duplicates", duplicates, get_args(Duplicates))
         pairs = read.edge_array(edges)
         values = np.ones(pairs.shape[1]) if weights is None else read.weight_array(weights, pairs, signed)
         num_nodes = read.node_count(pairs, num_nodes)
@@ -144,7 +145,7 @@ class Graph:
     ) -> Self:
         """Build a graph from a SciPy sparse matrix, with duplicates merged by ``"sum"``, ``"mean"`` or ``"first"``."""
         if duplicates is not None:
-            check_choice("duplicates", duplicates, Duplicates)
+            check_choice("duplicates", duplicates, get_args(Duplicates))
         pairs, values = read.scipy_entries(matrix, summed=duplicates == "sum")
         pairs, values = read.merge_edges(pairs, read.weight_array(values, pairs, signed), True, duplicates)
         graph = cls._from_entries(pairs[0], pairs[1], values, read.node_count(pairs, matrix.shape[0]), directed)
@@ -274,7 +275,7 @@ class Graph:
         """Return the normalisation to use, or raise a ValueError if this graph does not allow it."""
         if normalization is None:
             return self.default_normalization
-        check_choice("normalization", normalization, Normalization)
+        check_choice("normalization", normalization, get_args(Normalization))
         if normalization == "sym" and self.directed:
             raise ValueError(
                 "`normalization` must be 'row' or 'none' for a directed graph, but is 'sym', which divides by zero at "

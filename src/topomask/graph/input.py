@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -58,12 +58,6 @@ def check_integer(name: str, value: int, low: int, high: int | None = None) -> N
     if not is_integer or value < low or (high is not None and value > high):
         upper = "" if high is None else f" and at most {high}"
         raise ValueError(f"`{name}` must be an integer of at least {low}{upper}, but is {value!r}.")
-
-
-def check_choice(name: str, value: Any, choices: Any) -> None:
-    """Raise a ValueError unless the value is one of the choices of a Literal."""
-    if value not in get_args(choices):
-        raise ValueError(f"`{name}` must be one of {get_args(choices)}, but is {value!r}.")
 
 
 def first_true(wrong: Any) -> int | None:

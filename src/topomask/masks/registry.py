@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -171,3 +171,9 @@ CLASS_NAMES = sorted({entry.class_name for entry in MASKS.values()})
 
 # Masks that need nothing but a graph.
 ON_GRAPHS = {name: entry for name, entry in MASKS.items() if entry.place not in ("matrix", "masks")}
+
+
+def known_name(name: Any, names: Collection[str]) -> Any:
+    """Return "grf" or "walk", whichever is in ``names``: the paper's name and the mask's name of the same thing."""
+    other = {"grf": "walk", "walk": "grf"}.get(name) if isinstance(name, str) else None
+    return other if other in names and name not in names else name

@@ -21,16 +21,15 @@ import torch
 from torch import nn
 
 from topomask import masks
-from topomask.attention.checks import check_choice
 from topomask.graph import Graph
 from topomask.graph.builders import grid_graph
 from topomask.masks.mask import Mask
 from topomask.masks.operator import Normalizer
-from topomask.masks.registry import MASKS
-from topomask.models.config import Options, known_name
+from topomask.masks.registry import MASKS, known_name
 from topomask.nn import Attention, MaskedAttention
 from topomask.nn.attention import Kind
-from topomask.support.near_names import check_options
+from topomask.support.checks import check_choice, check_options
+from topomask.support.config import Options
 from topomask.walks import Coupling
 
 

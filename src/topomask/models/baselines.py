@@ -11,14 +11,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from topomask.attention.checks import check_choice, check_probabilities, check_sizes
 from topomask.graph import Graph
-from topomask.models.config import Options, build_model, fields_of
 from topomask.models.graph_transformer import check_features
 from topomask.nn import MLP, GraphReadout, SparseRows
 from topomask.nn.dropout import Dropout, drop
 from topomask.nn.readout import Readout
 from topomask.nn.sparse_rows import apply_linear, drop_features
+from topomask.support.checks import check_choice, check_probabilities, check_sizes
+from topomask.support.config import Options, build_model, fields_of
 from topomask.support.imports import need
 
 Layer = Literal["gcn", "gat", "sgc", "gin"]

@@ -8,7 +8,6 @@ from typing import Literal, cast, get_args
 import torch
 from torch import Tensor, nn
 
-from topomask.attention.checks import check_choice, check_sizes
 from topomask.models.attention_variants import (
     AttentionFactory,
     AttentionOptions,
@@ -19,6 +18,7 @@ from topomask.models.attention_variants import (
 from topomask.nn import MLP, PatchEmbedding, TransformerBlock
 from topomask.nn.attention import HeadProjections
 from topomask.nn.patches import check_shape
+from topomask.support.checks import check_choice, check_sizes
 
 Pooling = Literal["cls", "mean"]
 

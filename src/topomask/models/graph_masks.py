@@ -20,14 +20,13 @@ from typing import Any
 
 import torch
 
-from topomask.attention.checks import check_choice
 from topomask.graph import Normalization
 from topomask.masks.graph_operator import GraphMatrix
 from topomask.masks.mask import Mask, check_serves_any_graph
-from topomask.masks.registry import MASKS
+from topomask.masks.registry import MASKS, known_name
 from topomask.masks.walking import draw_seed
-from topomask.models.config import Options, known_name
-from topomask.support.near_names import check_options
+from topomask.support.checks import check_choice, check_options
+from topomask.support.config import Options
 from topomask.walks import Coupling
 
 # Makes the mask of a layer, given the number of heads.

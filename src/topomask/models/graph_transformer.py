@@ -9,19 +9,19 @@ from typing import Any, Literal, Self, get_args
 
 from torch import Tensor, nn
 
-from topomask.attention.checks import check_choice, check_probabilities, check_sizes
 from topomask.attention.inputs import FeatureMap
 from topomask.graph import Graph
 from topomask.graph.input import not_a_graph
 from topomask.masks.mask import Mask
 from topomask.masks.operator import Normalizer, Operator
-from topomask.models.config import Options, build_model, fields_of
 from topomask.models.graph_masks import GraphMaskOptions, MaskFactory, layer_masks
 from topomask.nn import MLP, GraphConvolution, GraphReadout, MaskedAttention, SparseRows
 from topomask.nn.attention import Kind, checked_feature_map
 from topomask.nn.dropout import Dropout
 from topomask.nn.readout import Readout
 from topomask.nn.sparse_rows import apply_linear, drop_features
+from topomask.support.checks import check_choice, check_probabilities, check_sizes
+from topomask.support.config import Options, build_model, fields_of
 
 Local = Literal["none", "gcn", "sum"]
 Norm = Literal["layer", "batch", "none"]

@@ -11,13 +11,13 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor, nn
 
-from topomask.attention.checks import check_choice, check_sizes
 from topomask.graph.input import check_integer
-from topomask.models.config import Options, build_model, fields_of, known_name
+from topomask.masks.registry import known_name
 from topomask.models.encoder import init_linear
 from topomask.models.neighbors import AnchorNeighbors, NeighborLayer, WalkNeighbors
 from topomask.nn import MLP, Attention, TransformerBlock
-from topomask.support.near_names import check_options
+from topomask.support.checks import check_choice, check_options, check_sizes
+from topomask.support.config import Options, build_model, fields_of
 
 Neighbors = Literal["grf", "messages", "none"]
 

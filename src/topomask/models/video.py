@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from torch import Tensor, nn
 
 from topomask.models.attention_variants import AttentionFactory, AttentionOptions, checked_options
-from topomask.models.config import Options, build_model, fields_of
 from topomask.models.encoder import GridEncoder, Pooling, init_linear
 from topomask.nn import PatchEmbedding
 from topomask.nn.patches import check_shape, grid_shape, pair, whole_numbers
+from topomask.support.config import Options, build_model, fields_of
 
 
 class VideoTransformer(nn.Module):

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from topomask.attention.checks import check_choice
 from topomask.models.attention_variants import AttentionFactory, AttentionOptions, checked_options
-from topomask.models.config import Options, build_model, fields_of
 from topomask.models.encoder import GridEncoder, Pooling, init_linear
 from topomask.nn import PatchEmbedding
 from topomask.nn.patches import check_shape, grid_shape, pair, whole_numbers
+from topomask.support.checks import check_choice
+from topomask.support.config import Options, build_model, fields_of
 
 
 class VisionTransformer(nn.Module):

@@ -9,12 +9,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from topomask.attention import feature_maps
-from topomask.attention.checks import check_choice, check_probabilities, check_sizes
 from topomask.attention.inputs import FeatureMap, padding_rows
 from topomask.attention.linear import linear_attention, masked_attention
 from topomask.attention.plan import Strategy
 from topomask.masks.mask import Mask
 from topomask.masks.operator import Normalizer, Operator
+from topomask.support.checks import check_choice, check_probabilities, check_sizes
 
 Kind = Literal["linear", "softmax"]
 

@@ -10,10 +10,10 @@ import scipy.sparse as sp
 import torch
 from torch import Tensor, nn
 
-from topomask.attention.checks import check_choice
 from topomask.graph import Graph
 from topomask.graph.records import Recipe, SparseMatrix, find_record
 from topomask.ops.sparse_product import make_pattern
+from topomask.support.checks import check_choice
 
 Aggregation = Literal["gcn", "sum"]
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from topomask.attention.checks import check_sizes
+from topomask.support.checks import check_sizes
 
 
 class AnchorLists(NamedTuple):

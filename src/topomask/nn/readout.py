@@ -7,8 +7,8 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from topomask.attention.checks import check_choice
 from topomask.graph import Graph
+from topomask.support.checks import check_choice
 
 Readout = Literal["node", "mean", "sum", "attention"]
 

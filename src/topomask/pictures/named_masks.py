@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from topomask.masks.registry import ON_GRAPHS
-from topomask.support.near_names import check_options, look_up
+from topomask.support.checks import check_options, look_up
 
 if TYPE_CHECKING:
     from topomask.masks import Mask

@@ -27,7 +27,7 @@ from topomask.data.splits import check_split
 from topomask.data.tu import TU_VERSION, TUEntry
 from topomask.models import GraphNetworkConfig, GraphTransformerConfig
 from topomask.recipes.experiment import ValidatedExperiment, digest_of
-from topomask.support.near_names import look_up
+from topomask.support.checks import look_up
 from topomask.train import GraphClassification, OptimConfig, Task, TrainConfig
 
 

@@ -14,7 +14,7 @@ from tyro.conf import Suppress
 
 from topomask.data import ENTRIES, Augment, Batches, LabelledSet, data_root, load
 from topomask.recipes.experiment import Experiment, fill
-from topomask.support.near_names import check_options
+from topomask.support.checks import check_options
 from topomask.train import Classification, Task
 
 

@@ -14,7 +14,7 @@ from topomask.data import NODE_SETS, NodeBatch, NodeSet, data_root, node_set
 from topomask.data.node_sets import Metric, NodeEntry, Scaling
 from topomask.models import GraphNetworkConfig, GraphTransformerConfig
 from topomask.recipes.experiment import ValidatedExperiment, digest_of
-from topomask.support.near_names import look_up
+from topomask.support.checks import look_up
 from topomask.train import NodeClassification, OptimConfig, Task, TrainConfig
 
 

@@ -10,9 +10,9 @@ from pathlib import Path
 from torch import nn
 
 from topomask.recipes.experiment import Experiment
+from topomask.support.checks import look_up
 from topomask.support.config import from_dict, to_dict
 from topomask.support.files import parse_json
-from topomask.support.near_names import look_up
 from topomask.train import CheckpointError, evaluate, find_checkpoint, join_processes, load_weights, read_checkpoint
 from topomask.train.run_folder import changes, config_of
 

@@ -8,21 +8,23 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import inspect
 import io
 import math
 import re
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import repeat, takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, Union, get_args, get_origin
 
-from topomask.support.near_names import did_you_mean
+from topomask.support.checks import did_you_mean
 
 if TYPE_CHECKING:
     from cattrs import Converter
 
 _Config = TypeVar("_Config")
+_Model = TypeVar("_Model")
 _COLOR = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -218,3 +220,38 @@ def _read_union(value: Any, kind: Any) -> Any:
         with contextlib.suppress(Exception):
             return _converter().structure(value, member)
     return _check(False, value, kind)
+
+
+class Options:
+    """Base class of dataclasses whose fields are None by default."""
+
+    def given(self) -> dict[str, Any]:
+        """Return the fields that are not None."""
+        fields = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}  # type: ignore[arg-type]
+        return {name: value for name, value in fields.items() if value is not None}
+
+    def only(self, names: Collection[str]) -> Self:
+        """Return a copy with only these fields."""
+        return type(self)(**{name: value for name, value in self.given().items() if name in names})
+
+
+def build_model(model: type[_Model], config: Options) -> _Model:
+    """Build a model from its config; fields that are None take the default of the model."""
+    arguments = config.given()
+    for name, parameter in inspect.signature(model).parameters.items():
+        if parameter.default is parameter.empty and name not in arguments:
+            raise ValueError(f"`{name}` is None. Set it, or train with a recipe, which takes it from the data.")
+    return model(**arguments)
+
+
+def fields_of(model: type) -> Callable[[type[_Model]], type[_Model]]:
+    """Describe the fields of a config, for ``help`` and the command line, with the arguments of its model."""
+
+    def decorate(config: type[_Model]) -> type[_Model]:
+        text = (inspect.getdoc(model) or "").partition("Args:\n")[2].partition("\n\n")[0]
+        # Without the markup of Sphinx.
+        text = re.sub(r":\w+:`~?(?:[\w.]*\.)?(\w+)`|``", r"\1", text)
+        config.__doc__ = f"{config.__doc__}\n\nAttributes:\n{text}"
+        return config
+
+    return decorate

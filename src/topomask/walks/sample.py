@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from topomask.graph import Graph, Normalization
-from topomask.graph.input import check_choice, check_integer, check_nodes, read_limit
+from topomask.graph.input import check_integer, check_nodes, read_limit
 from topomask.ops.derived import plainly
 from topomask.ops.sample_walks import WalkSettings, sample_walks
 from topomask.ops.sample_walks import random_walks as sample_bare_walks
+from topomask.support.checks import check_choice
 from topomask.walks.features import WalkFeatures, WalkTensors, Weighting, narrow
 
 Coupling = Literal["repelling", "antithetic", "iid"]
@@ -80,7 +81,7 @@ def sample_features(
     """
     check_sizes(num_walks, max_length, num_heads)
     check_draws(halt_prob, coupling, seed, ensemble)
-    check_choice("weighting", weighting, Weighting)
+    check_choice("weighting", weighting, get_args(Weighting))
     if weighting == "visits" and normalization is not None:
         raise ValueError(f"`normalization` is {normalization!r}, but visits are not weighted by W. Omit it.")
     if dtype not in (torch.float32, torch.float64):
@@ -185,8 +186,8 @@ def check_draws(halt_prob: float, coupling: str, seed: int, ensemble: str = "que
     is_number = isinstance(halt_prob, (int, float, np.integer, np.floating)) and not isinstance(halt_prob, bool)
     if not is_number or not 0 <= halt_prob < 1:
         raise ValueError(f"`halt_prob` must lie in [0, 1), but is {halt_prob!r}. Pass 0 for walks of fixed length.")
-    check_choice("coupling", coupling, Coupling)
-    check_choice("ensemble", ensemble, Ensemble)
+    check_choice("coupling", coupling, get_args(Coupling))
+    check_choice("ensemble", ensemble, get_args(Ensemble))
     if coupling == "antithetic" and halt_prob == 0:
         raise ValueError(
             "`coupling` is 'antithetic', which pairs halting draws, but `halt_prob` is 0, so it would do nothing. Pass "

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import torch
 from torch import Tensor
 
 from topomask.graph import Normalization
-from topomask.graph.input import check_choice, check_integer, check_node_count
+from topomask.graph.input import check_integer, check_node_count
 from topomask.ops import segments
 from topomask.ops.sample_walks import length_dtype
+from topomask.support.checks import check_choice
 from topomask.walks.features import WalkTensors, Weighting, narrow
 from topomask.walks.sample import check_sizes
 
@@ -27,8 +30,8 @@ def checked_tensors(
     check_sizes(1, max_length, num_heads)
     check_integer("num_columns", num_columns, 0)
     check_node_count("num_columns", int(num_columns))
-    check_choice("normalization", normalization, Normalization)
-    check_choice("weighting", weighting, Weighting)
+    check_choice("normalization", normalization, get_args(Normalization))
+    check_choice("weighting", weighting, get_args(Weighting))
     # Private copies, which may be used in training.
     with torch.inference_mode(False):
         found = {name: tensor.detach().clone(memory_format=torch.contiguous_format) for name, tensor in given.items()}

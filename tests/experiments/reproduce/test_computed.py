@@ -85,5 +85,5 @@ def test_nothing_is_computed_to_show(tmp_path):
 
 @pytest.mark.parametrize("options", [{"overrides": ["--train.steps", "1"]}, {"seeds": [0]}, {"only": ["grf"]}])
 def test_what_is_computed_has_no_options(tmp_path, options):
-    with pytest.raises(ValueError, match="computed as it is"):
+    with pytest.raises(ValueError, match="theory is computed without training, so it takes no fields, rows or seeds"):
         reproduce("theory", tmp_path, tmp_path, **options)

@@ -78,7 +78,7 @@ def test_folds_and_splits_are_those_of_the_seeds(name, field, tmp_path):
 def test_fields_that_only_some_rows_have_tell_them_apart(tmp_path):
     with pytest.raises(ValueError, match=r"`model.mask` cannot be set: the runs .* differ in it. Pass --only"):
         reproduce("motif-cycle", tmp_path, tmp_path, overrides=["--model.mask", "walk"])
-    with pytest.raises(ValueError, match=r"`data.name` cannot be set: published values"):
+    with pytest.raises(ValueError, match=r"`data.name` cannot be set: the published values"):
         reproduce("motif-cycle", tmp_path, tmp_path, overrides=["--data.name", "grid"])
 
 

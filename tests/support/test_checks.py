@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 import topomask
-from topomask.support.near_names import check_options, did_you_mean, look_up, nearest
+from topomask.support.checks import check_options, did_you_mean, look_up, nearest
 
 
 def test_the_nearest_name_is_found_where_one_is_near():
@@ -29,7 +29,7 @@ def test_options_that_there_are_not_are_refused():
 
 def test_names_are_compared_in_one_place():
     package = Path(topomask.__file__).parent
-    assert [path.name for path in package.rglob("*.py") if "difflib" in path.read_text()] == ["near_names.py"]
+    assert [path.name for path in package.rglob("*.py") if "difflib" in path.read_text()] == ["checks.py"]
 
 
 def test_what_is_there_is_found():
