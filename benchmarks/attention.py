@@ -43,7 +43,7 @@ def main(quick: bool = False) -> None:
     times["when f has changed"] = measure.interleave(learnt, repeats)
     equal = find_equal_error((16, 16) if quick else (32, 32))
     print(f"equal error: {equal}", flush=True)
-    alpha = tm.convolve(mask.f()[0].detach())
+    alpha = tm.convolve(mask.f[0].detach())
     asymmetric = tm.WalkMask(graph, equal.num_walks, 20, f=alpha, symmetric=False, seed=0)
     both = {"symmetric": mask, "asymmetric": asymmetric}
     times["forward and backward, batch 1"] = _training([q, k, v], both, repeats)

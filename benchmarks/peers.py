@@ -65,7 +65,7 @@ def _sparse_features(mask: tm.WalkMask, integers: torch.dtype) -> tuple[Tensor, 
     assert isinstance(mask.walks, tuple)
     matrices = []
     for side, features in enumerate(mask.walks):
-        values = features.values(mask.f().detach())
+        values = features.values(mask.f.detach())
         size = (features.num_rows, features.num_columns)
         matrix = csr_array((values.numpy(), features.columns.numpy(), features.row_ptr.numpy()), shape=size)
         matrices.append(matrix if side == 0 else csr_array(matrix.T))

@@ -130,7 +130,7 @@ def show_attention(output: Path) -> Section:
     picture = _picture(*TOKENS).reshape(1, 1, -1, 1)
     v[..., :1] = picture + torch.randn_like(picture)
     mask = tm.WalkMask(graph, num_walks=20, max_length=10, seed=0)
-    exact = tm.PowerSeriesMask(graph, tm.convolve(mask.f()[0].detach()))
+    exact = tm.PowerSeriesMask(graph, tm.convolve(mask.f[0].detach()))
     with torch.no_grad():
         truth, seconds_exact = _timed(lambda: tm.masked_attention(q, k, v, exact))
         found, seconds = _timed(lambda: tm.masked_attention(q, k, v, mask))

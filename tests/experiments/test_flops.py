@@ -19,7 +19,7 @@ def test_operations_with_a_mask_grow_with_the_tokens_alone(way):
 
 def test_both_ways_count_scores_mask_values_and_denominator():
     mask = make_mask(50, seed=1)
-    query, key = (side.to_dense(mask.f())[0] != 0 for side in mask.walks)
+    query, key = (side.to_dense(mask.f)[0] != 0 for side in mask.walks)
     pairs = int((mask.to_dense()[0] != 0).sum())
     # An entry is a sum over the nodes where the walks of its query and key meet.
     meetings = int((query.double() @ key.double().mT).sum())

@@ -387,7 +387,7 @@ def test_default_length_of_walks_leaves_little_out(operator, symmetric):
     graph = tm.grid_graph(5, 5)
     mask = tm.DiffusionMask(graph, operator, 2.0).double()
     walks = mask.by_walks(1, seed=0, symmetric=symmetric)
-    f = walks.f().detach()[0]
+    f = walks.f.detach()[0]
     alpha = tm.convolve(f) if symmetric else f
     series = tm.PowerSeriesMask(walks.graph, alpha, normalization=walks.recipe.normalization).to_dense()[0].detach()
     precise = mask.to_dense()[0].detach()

@@ -177,7 +177,7 @@ def test_an_operator_has_the_modules_that_its_mask_has_now(graphs):
     with torch.no_grad():
         mask.on(graphs[1])
         mask.modulation = Modulation(2, 3, torch.rand(2, 4) + 0.1, positive=True)
-        expected = walk_mask(f=mask.f(), positive=True).on(graphs[1])
+        expected = walk_mask(f=mask.f, positive=True).on(graphs[1])
         torch.testing.assert_close(mask.on(graphs[1]).to_dense(), expected.to_dense())
         assert mask.on(graphs[1]).magnitude() is mask.on(graphs[1])
 

@@ -30,17 +30,17 @@ def counted(mask: tm.VisitMask, f: torch.Tensor, ensemble: str = "query", **sett
 )
 def test_is_the_overlap_of_visits(make, draws):
     mask = visit_mask(make(), num_heads=2, **draws)
-    phi = counted(mask, mask.f().detach(), num_walks=6, length=3, **draws)
+    phi = counted(mask, mask.f.detach(), num_walks=6, length=3, **draws)
     torch.testing.assert_close(mask.to_dense(), phi @ phi.mT, rtol=1e-6, atol=1e-6)
     own = visit_mask(make(), num_heads=2, shared_walks=False, **draws)
-    keys = counted(own, own.f().detach(), "key", num_walks=6, length=3, **draws)
+    keys = counted(own, own.f.detach(), "key", num_walks=6, length=3, **draws)
     torch.testing.assert_close(own.to_dense(), phi @ keys.mT, rtol=1e-6, atol=1e-6)
 
 
 def test_counts_visits_by_default():
     """Whole numbers over the number of walkers, equal to the last bit."""
     mask = tm.VisitMask(ragged_graph(), num_walks=4, max_length=5, num_heads=2, seed=3)
-    assert torch.equal(mask.f(), torch.ones(2, 6))
+    assert torch.equal(mask.f, torch.ones(2, 6))
     assert mask.walks.weighting == "visits"
     phi = counted(mask, torch.ones(2, 6), num_walks=4, length=5, coupling="repelling")
     assert torch.equal(mask.to_dense().double(), phi @ phi.mT)
@@ -61,13 +61,13 @@ def test_is_positive_semidefinite_where_walks_are_shared(make):
 
 def test_normalized_rows():
     mask = visit_mask(ragged_graph(), num_heads=2, normalize=True)
-    phi = counted(mask, mask.f().detach(), num_walks=6, length=3, coupling="repelling")
+    phi = counted(mask, mask.f.detach(), num_walks=6, length=3, coupling="repelling")
     unit = phi / phi.norm(dim=-1, keepdim=True)
     torch.testing.assert_close(mask.to_dense(), unit @ unit.mT, rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(mask.to_dense().diagonal(dim1=1, dim2=2), torch.ones(2, 11, dtype=torch.float64))
     # The scale of f does not matter, also for the gradient; a row that vanishes stays 0.
     (gradient,) = torch.autograd.grad(mask.to_dense().square().sum(), mask.modulation.weight)
-    torch.testing.assert_close((gradient * mask.f()).sum(dim=1), torch.zeros(2, dtype=torch.float64), rtol=0, atol=1e-9)
+    torch.testing.assert_close((gradient * mask.f).sum(dim=1), torch.zeros(2, dtype=torch.float64), rtol=0, atol=1e-9)
     with torch.no_grad():
         mask.modulation.weight.zero_()
     (gradient,) = torch.autograd.grad(mask.to_dense().square().sum(), mask.modulation.weight)
@@ -122,7 +122,7 @@ def test_heads_share_their_walks_where_asked():
     for normalize in (False, True):
         mask = visit_mask(ragged_graph(), num_heads=2, shared_heads=True, normalize=normalize)
         assert mask.walks.num_heads == 1
-        for head, f in enumerate(mask.f().detach()):
+        for head, f in enumerate(mask.f.detach()):
             alone = visit_mask(ragged_graph(), f=f, normalize=normalize)
             torch.testing.assert_close(mask.to_dense()[head], alone.to_dense()[0])
 

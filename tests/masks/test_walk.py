@@ -29,10 +29,10 @@ def same_walks(a: tm.WalkMask, b: tm.WalkMask) -> bool:
 def test_is_the_product_of_its_features():
     mask = walk_mask(ragged_graph(), num_heads=2)
     query, key = mask.walks
-    expected = query.to_dense(mask.f()) @ key.to_dense(mask.f()).mT
+    expected = query.to_dense(mask.f) @ key.to_dense(mask.f).mT
     torch.testing.assert_close(mask.to_dense(), expected)
     asymmetric = walk_mask(ragged_graph(), num_heads=2, symmetric=False)
-    torch.testing.assert_close(asymmetric.to_dense(), asymmetric.walks.to_dense(asymmetric.f()))
+    torch.testing.assert_close(asymmetric.to_dense(), asymmetric.walks.to_dense(asymmetric.f))
 
 
 def test_many_walkers_approach_the_power_series():
@@ -131,7 +131,7 @@ def test_heads_share_their_walks_where_asked(symmetric):
     """Every head is a mask of one head with the same walks and its own f."""
     mask = walk_mask(ragged_graph(), num_heads=3, shared_heads=True, symmetric=symmetric)
     assert {side.num_heads for side in sides(mask)} == {1}
-    for head, f in enumerate(mask.f().detach()):
+    for head, f in enumerate(mask.f.detach()):
         alone = walk_mask(ragged_graph(), f=f, symmetric=symmetric)
         assert same_walks(alone, mask)
         torch.testing.assert_close(mask.to_dense()[head], alone.to_dense()[0])
@@ -210,7 +210,7 @@ def test_built_under_another_default_dtype():
     torch.set_default_dtype(torch.float64)
     try:
         mask = tm.WalkMask(ragged_graph(), seed=1)
-        assert mask.f().dtype == torch.float64
+        assert mask.f.dtype == torch.float64
         assert mask.to_dense().dtype == torch.float64
     finally:
         torch.set_default_dtype(torch.float32)
@@ -327,11 +327,11 @@ def test_walks_of_its_own_need_save_walks():
 
 def test_modulation_choices():
     graph = tm.grid_graph(3, 3)
-    assert torch.equal(tm.WalkMask(graph, max_length=2, num_heads=2).f()[1], torch.tensor([1.0, 0.5, 0.25]))
+    assert torch.equal(tm.WalkMask(graph, max_length=2, num_heads=2).f[1], torch.tensor([1.0, 0.5, 0.25]))
     positive = tm.WalkMask(graph, max_length=2, positive=True)
     with torch.no_grad():
         positive.modulation.weight.sub_(50.0)
-    assert (positive.f() > 0).all()
+    assert (positive.f > 0).all()
     operator = positive.on()
     assert operator.magnitude() is operator
     for bad in (torch.ones(2), torch.tensor([1.0, torch.nan, 1.0])):

@@ -33,8 +33,8 @@ def test_visits_take_the_paper_s_walks_and_start_from_ones():
     mask = mask_of("visits")
     settings = mask.recipe
     assert (settings.halt_prob, settings.coupling, settings.shared_walks) == (0.1, "iid", True)
-    assert mask.f().eq(1).all()
-    assert torch.equal(mask_of("grf-paper").f()[0], 0.5 ** torch.arange(11))
+    assert mask.f.eq(1).all()
+    assert torch.equal(mask_of("grf-paper").f[0], 0.5 ** torch.arange(11))
 
 
 @pytest.mark.parametrize("attention", [None, 3, ["grf"]])

@@ -89,7 +89,7 @@ def test_gkat_has_the_kernel_of_its_authors():
         assert isinstance(mask, tm.VisitMask)
         assert (mask.recipe.num_walks, mask.recipe.max_length, mask.recipe.coupling) == (50, 3, "iid")
         assert mask.recipe.shared_walks
-        assert torch.equal(mask.f(), torch.ones(1, 4).double())
+        assert torch.equal(mask.f, torch.ones(1, 4).double())
         kernel = mask.on(graph).to_dense()
         assert kernel.shape == (1, 5, 5)
         torch.testing.assert_close(kernel.diagonal(dim1=1, dim2=2), torch.ones(1, 5).double())

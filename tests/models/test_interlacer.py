@@ -98,7 +98,7 @@ def test_walks_of_the_neighbours_are_the_exact_series():
     layer, (positions, _) = WalkNeighbors(8).double(), clouds(batch=1)
     around = layer.prepare(layer.find(positions, None))
     mask = layer.attention.mask
-    exact = tm.PowerSeriesMask(around.graph, mask.f().detach(), normalization="row")
+    exact = tm.PowerSeriesMask(around.graph, mask.f.detach(), normalization="row")
     torch.testing.assert_close(mask.on(*around).to_dense(), exact.to_dense().double(), rtol=1e-5, atol=1e-6)
     assert around.graph.num_edges == 3 * 40
 

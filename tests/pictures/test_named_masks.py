@@ -21,7 +21,7 @@ def test_settings_reach_the_mask():
     settings = parse_settings(["num-walks=3", "max_length=2", "f=1,0.5,0.25", "symmetric=false", "coupling=iid"])
     mask = build_mask("walk", load_graph("cycle:5"), settings, seed=4)
     assert (mask.walks.num_rows, mask.symmetric, mask.seed) == (5, False, 4)
-    assert mask.f().tolist() == [[1.0, 0.5, 0.25]]
+    assert mask.f.tolist() == [[1.0, 0.5, 0.25]]
     series = build_mask("power-series", load_graph("cycle:5"), {"coefficients": [0.0, 1.0]})
     torch.testing.assert_close(series.to_dense()[0, 0], torch.tensor([0.0, 0.5, 0.0, 0.0, 0.5]))
 

@@ -220,7 +220,7 @@ def _count_product(problem: Problem) -> Work:
     terms = {
         "product: call": 1.0,
         "product: multiply-add": spread * cost.product,
-        "product: element": spread * rows,
+        "product: element": spread * rows * cost.passes,
         "product: refresh": min(cost.refresh, cost.product),
     }
     return Work(flops, terms)

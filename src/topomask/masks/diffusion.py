@@ -127,7 +127,7 @@ class DiffusionMask(GraphMask):
         Example:
             >>> import topomask as tm
             >>> mask = tm.DiffusionMask(tm.grid_graph(4, 4), "normalized_laplacian")
-            >>> mask.by_walks(seed=0).f()
+            >>> mask.by_walks(seed=0).f
             tensor([[0.6065, 0.3033, 0.0758, 0.0126, 0.0016]], grad_fn=<...>)
         """
         negated, own = self.operator == "negated_adjacency", self.graph_or(None)

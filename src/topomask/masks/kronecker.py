@@ -257,6 +257,7 @@ class KroneckerOperator(Operator):
             pairs=count,
             max_pairs=None if bounds is None else self._bound(*bounds),
             tiles=tiles,
+            passes=costs[0].passes + costs[1].passes,
             inner_rows=max(of_first, of_second),
         )
 

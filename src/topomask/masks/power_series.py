@@ -17,6 +17,7 @@ from topomask.ops import segments
 from topomask.ops.derived import plainly
 from topomask.ops.registration import has_values
 from topomask.ops.sparse_heads import multiply
+from topomask.ops.sparse_product import spmm
 
 # Powers of W are cached as dense matrices up to this many numbers, 16 MB.
 _MAX_KEPT_POWERS = 1 << 22
@@ -150,11 +151,14 @@ class PowerSeriesOperator(BlockOperator):
 
     def _series(self, x: Tensor, transpose: bool = False) -> Tensor:
         dtype = torch.promote_types(x.dtype, torch.float32)
-        alpha, values, fine = self._alpha.to(dtype), self._adjacency.to(dtype)[None], x.to(dtype)
-        out = alpha[:, -1, None, None] * fine
+        alpha, values = self._alpha.to(dtype), self._adjacency.to(dtype)
+        # Nodes come first, as products take them, so that nothing is transposed in between.
+        first = x.to(dtype).movedim(-2, 0).contiguous()  # [N, ..., H, C]
+        out = alpha[:, -1, None] * first
         for k in range(alpha.shape[1] - 2, -1, -1):
-            out = multiply(self._record.matrix.pattern, values, out, 1, transpose) + alpha[:, k, None, None] * fine
-        return out.to(x.dtype)
+            product = spmm(self._record.matrix.pattern, values, out.flatten(1), transpose)
+            out = torch.addcmul(product.view(first.shape), alpha[:, k, None], first)
+        return out.movedim(0, -2).to(x.dtype)
 
     def to_dense(self) -> Tensor:
         """M, [H, N, N]."""
@@ -205,6 +209,7 @@ class PowerSeriesOperator(BlockOperator):
             refresh=0 if self._is_kept else refresh,
             pairs=self._num_entries,
             max_pairs=self._num_entries,
+            passes=self._alpha.shape[1] - 1,
         )
 
 

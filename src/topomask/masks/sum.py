@@ -225,6 +225,7 @@ class SumOperator(Operator):
             pairs=None if pairs is None else min(pairs, size),
             max_pairs=self._count([cost.max_pairs for cost in costs]),
             tiles=None if keys is None or alone is None else TileWork(keys, alone),
+            passes=sum([cost.passes for cost in costs]),
             inner_rows=max([cost.inner_rows for cost in costs]),
         )
 

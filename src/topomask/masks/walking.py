@@ -78,6 +78,7 @@ class WalkingMask(SeededModule, Mask):
     def _check_graph(self, graph: Graph) -> None:
         """Raise if the mask does not support a graph."""
 
+    @property
     def f(self) -> Tensor:
         """Return the modulation, [H, L + 1]."""
         return self.modulation()
@@ -247,7 +248,7 @@ class WalkOperator(Operator):
     def __init__(self, mask: WalkingMask, graph: Graph, record: WalkRecord) -> None:
         super().__init__(mask, graph)
         self._record = record
-        self._f = mask.f()
+        self._f = mask.f
         if not self._cancels_scale and self._widen(self._f):
             self._f = self._f.double()
         self._f_is_positive = mask.modulation.positive
