@@ -85,7 +85,7 @@ DROPPED = object()
         ("state.step", -1, "`step` must be in [0, 2**63), but is -1"),
         ("state.step", 3, "its state is of step 3"),
         ("state.seconds", None, "`seconds` must be float, but is None"),
-        ("state.sums", [1], "`sums`: 'list' object has no attribute"),
+        ("state.sums", [1], "`sums` must be dict[str, int | float], but is [1]"),
         ("state.metrics", {"loss": None}, "`metrics['loss']` must be int | float, but is None"),
         ("state.metrics", {"loss": "x"}, "`metrics['loss']` must be int | float, but is 'x'"),
         ("random", {}, "does not contain the versions and random states"),

@@ -1,7 +1,12 @@
 """Ops are registered so that autograd, fake tensors and the compiler understand them."""
 
+import inspect
+import subprocess
+import sys
+
 import pytest
 import torch
+import torch._dynamo.decorators
 
 import topomask as tm
 from helpers.graphs import ragged_graph
@@ -93,3 +98,14 @@ def test_sparse_products_ignore_uninitialised_memory(monkeypatch):
 
     monkeypatch.setattr(torch.Tensor, "new_empty", poisoned)
     assert torch.equal(tm.masked_attention(q, k, v, mask, strategy="pairs"), clean)
+
+
+def test_torch_still_has_the_attributes_that_keep_its_compiler_from_being_imported():
+    # They are private: if torch renames them, starting takes longer, and compiled code traces what it should not.
+    sources = [inspect.getsource(module) for module in (torch._compile, torch._dynamo.decorators)]
+    assert '"__dynamo_disable"' in sources[0]
+    assert "_dynamo_marked_constant" in sources[1]
+    code = "import sys, torch, topomask as tm; q = torch.randn(1, 1, 9, 4, requires_grad=True);"
+    code += "tm.masked_attention(q, q, q, tm.WalkMask(tm.grid_graph(3, 3)), strategy='pairs').sum().backward();"
+    code += "assert 'torch._dynamo' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -127,3 +127,7 @@ def test_bad_arguments_are_named(call):
 def test_degrees_do_not_overflow_the_constant():
     graph = tm.Graph.from_edges([(0, 1), (1, 2)], weights=[1e-300, 1e300])
     assert np.isfinite(theory.load_constant(graph, F, 0.0))
+
+
+def test_required_walks_beyond_64_bits():
+    assert theory.required_walks(1e-12, 0.05, 10.0) == 295110356329114886990622230054

@@ -14,7 +14,6 @@ __all__ = ["Plan", "linear_attention", "masked_attention", "masked_softmax_atten
 __getattr__, __dir__ = lazy_names(
     __name__,
     {
-        "checks": (),
         "costs": (),
         "feature_maps": (),
         "inputs": (),

@@ -127,7 +127,7 @@ class Graph:
                 the weights must agree, and the edge counts once.
         """
         if duplicates is not None:
-            check_choice("duplicates", duplicates, get_args(Duplicates))
+            check_choice("duplicates", duplicates, get_args(Duplicates), " or None")
         pairs = read.edge_array(edges)
         values = np.ones(pairs.shape[1]) if weights is None else read.weight_array(weights, pairs, signed)
         num_nodes = read.node_count(pairs, num_nodes)

@@ -45,8 +45,8 @@ class Cost(NamedTuple):
     max_pairs: int | None = None  # upper bound on that number
     tiles: TileWork | None = None  # work of attention over pairs in tiles; None if it goes row by row, or if unknown
     rank: int | None = None  # r if attention is plain linear attention with r times the features
-    passes: int = 1  # how often a product goes through all of its numbers: once per step of an iteration
     inner_rows: int = 0  # rows of the largest intermediate result of a product, if more than queries and keys
+    passes: int = 1  # how often a product goes through all of its numbers: once per step of an iteration
 
 
 def once(method: Callable[[Any], _Kept]) -> Callable[[Any], _Kept]:

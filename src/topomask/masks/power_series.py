@@ -157,7 +157,7 @@ class PowerSeriesOperator(BlockOperator):
         out = alpha[:, -1, None] * first
         for k in range(alpha.shape[1] - 2, -1, -1):
             product = spmm(self._record.matrix.pattern, values, out.flatten(1), transpose)
-            out = torch.addcmul(product.view(first.shape), alpha[:, k, None], first)
+            out = torch.addcmul(product.view(out.shape), alpha[:, k, None], first)
         return out.movedim(0, -2).to(x.dtype)
 
     def to_dense(self) -> Tensor:
@@ -269,9 +269,11 @@ class _SeriesRecipe(Recipe):
 
     def make(self, graph: Graph, device: torch.device, dtype: torch.dtype) -> _Series:  # noqa: ARG002
         matrix = graph.matrix(self.normalization, torch.float64, device)
+        # The pattern is public: somebody may have written to it.
+        matrix.pattern.check()
         return _Series(
             matrix,
-            segments.index(graph._tensors.row_ptr).to(device),
+            segments.index(matrix.pattern.row_ptr),
             # An undirected graph has a symmetric pattern, so the column order lists the reverse of every edge.
             None if graph.directed else matrix.pattern.order,
             graph.check_normalization(self.normalization),

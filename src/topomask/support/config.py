@@ -151,6 +151,7 @@ def _converter() -> Converter:
     converter.register_structure_hook_func(lambda kind: _is(kind, Literal), _read_literal)
     converter.register_structure_hook_factory(dataclasses.is_dataclass, _group_reader)
     converter.register_structure_hook_func(lambda kind: _is(kind, tuple, list), _read_sequence)
+    converter.register_structure_hook_factory(lambda kind: _is(kind, dict), _dict_reader)
     # cattrs itself reads a union of one type and None.
     converter.register_structure_hook_func(lambda kind: len(_members(kind)) > 1, _read_union)
     return converter
@@ -201,6 +202,11 @@ def _read_sequence(value: Any, kind: Any) -> Any:
     any_length = make is list or kinds[-1] is ...
     _check(isinstance(value, list) and (any_length or len(value) == len(kinds)), value, kind)
     return make(map(_converter().structure, value, repeat(kinds[0]) if any_length else kinds))
+
+
+def _dict_reader(kind: Any, converter: Converter) -> Callable[[Any, Any], Any]:
+    structure = converter.gen_structure_mapping(kind)
+    return lambda value, kind: structure(_check(isinstance(value, dict), value, kind), kind)
 
 
 def _is(kind: Any, *origins: Any) -> bool:

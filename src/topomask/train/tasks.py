@@ -216,13 +216,14 @@ def evaluate(
     training = [module for module in model.modules() if module.training]
     model.eval()
     try:
-        for batch in batches_of(data):
-            size = task.size(batch)
-            with torch.no_grad(), torch.autocast(device.type, torch.bfloat16, enabled=precision == "bfloat16"):
-                loss, metrics = task.loss(model, to_device(batch, device))
-            for name, value in {"loss": loss, **metrics}.items():
-                sums[name] = sums.get(name, 0.0) + float(value) * size
-            count += size
+        with torch.no_grad():
+            for batch in batches_of(data):
+                size = task.size(batch)
+                with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bfloat16"):
+                    loss, metrics = task.loss(model, to_device(batch, device))
+                for name, value in {"loss": loss, **metrics}.items():
+                    sums[name] = sums.get(name, 0.0) + float(value) * size
+                count += size
     finally:
         for module in training:
             module.training = True

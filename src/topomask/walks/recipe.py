@@ -66,7 +66,10 @@ class WalkRecipe(Recipe):
     def record_of(self, graph: Graph, walks: Walks, device: torch.device, dtype: torch.dtype) -> WalkRecord:
         """Make the record of a graph from given walks, or raise a ValueError if they do not fit this recipe."""
         sides = _sides(walks)
-        if isinstance(walks, tuple) != self.has_key_walks or not all(isinstance(side, WalkFeatures) for side in sides):
+        count = 2 if self.has_key_walks else 1
+        if (isinstance(walks, tuple), len(sides)) != (count == 2, count) or not all(
+            isinstance(side, WalkFeatures) for side in sides
+        ):
             kind = "a pair of WalkFeatures (queries, keys)" if self.has_key_walks else "one WalkFeatures"
             raise ValueError(
                 f"`walks` must be {kind} for symmetric={self.symmetric} and shared_walks={self.shared_walks}. Use "

@@ -77,7 +77,8 @@ def deconvolve(alpha: Tensor) -> Tensor:
         )
     f = [alpha[..., 0].sqrt()]
     for k in range(1, alpha.shape[-1]):
-        inner = sum((f[p] * f[k - p] for p in range(1, k)), torch.zeros_like(f[0]))
+        crossed = [f[p] * f[k - p] for p in range(1, k)]
+        inner = torch.stack(crossed).sum(dim=0) if crossed else torch.zeros_like(f[0])
         f.append((alpha[..., k] - inner) / (2 * f[0]))
     return torch.stack(f, dim=-1)
 

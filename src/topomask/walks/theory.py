@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bisect
 import math
 import warnings
 
@@ -92,7 +91,12 @@ def required_walks(t: float, probability: float, c: float, coupling: str = "iid"
     high = 2
     while not suffices(high):
         high *= 2
-    return bisect.bisect_left(range(high), True, lo=max(2, high // 2), key=suffices)
+    # By hand: `bisect` takes no numbers beyond 2^63.
+    low = high // 2
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if suffices(middle) else (middle, high)
+    return high
 
 
 def sparsity_bound(
