@@ -396,8 +396,6 @@ def test_walks_must_be_a_pair_if_keys_walk():
     graph = tm.path_graph(5)
     walks = tuple(tm.sample_features(graph, 3, 3, seed=seed) for seed in range(3))
     for given in (walks, walks[:1], walks[0]):
-        with pytest.raises(
-            ValueError, match=r"`walks` must be a pair of WalkFeatures \(queries, keys\) for symm"
-        ):
+        with pytest.raises(ValueError, match=r"`walks` must be a pair of WalkFeatures \(queries, keys\) for symm"):
             tm.WalkMask(graph, num_walks=3, max_length=3, walks=given)
     tm.WalkMask(graph, num_walks=3, max_length=3, walks=walks[:2])
