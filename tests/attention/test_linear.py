@@ -288,3 +288,10 @@ def test_bad_input_is_named(change, message):
     arguments = dict(q=q, k=k, v=v, mask=walk_mask(ragged_graph(), num_heads=2)) | change
     with pytest.raises(ValueError, match=message):
         tm.masked_attention(**arguments)
+
+
+def test_a_graph_in_place_of_a_mask_is_named():
+    graph = tm.path_graph(3)
+    q = torch.zeros(1, 1, 3, 2)
+    with pytest.raises(ValueError, match=r"but is a Graph. Build one: tm.WalkMask\(graph\)\."):
+        tm.masked_attention(q, q, q, graph)

@@ -127,3 +127,12 @@ def test_matrix_that_was_written_to_is_refused():
     matrix.pattern.columns.fill_(10**6)
     with pytest.raises(ValueError, match="was written to"):
         matrix.multiply(torch.ones(16, 2))
+
+
+def test_names_of_nodes_are_to_be_numbered():
+    with pytest.raises(
+        ValueError, match=r"has dtype <U1. Number the nodes: names, edges = numpy.unique\(edges, return_inv"
+    ):
+        tm.Graph.from_edges([["a", "b"], ["b", "c"], ["c", "d"]])
+    names, edges = np.unique([["a", "b"], ["b", "c"], ["c", "d"]], return_inverse=True)
+    assert tm.Graph.from_edges(edges, len(names)).num_edges == 3

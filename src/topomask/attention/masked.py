@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from topomask.attention.inputs import Tokens, prepare
+from topomask.graph import Graph
 from topomask.graph.input import check_nodes
 from topomask.masks.entries import PairSums
 from topomask.masks.mask import Mask
@@ -28,7 +29,7 @@ def make_operator(mask: Mask | Operator, query_nodes: Any, key_nodes: Any) -> Op
     else:
         raise ValueError(
             f"`mask` must be a topomask.Mask or an operator from mask.on(graph), but is a {type(mask).__name__}. "
-            "Wrap a matrix in DenseMask."
+            + ("Build one: tm.WalkMask(graph)." if isinstance(mask, Graph) else "Wrap a matrix in DenseMask.")
         )
     if query_nodes is None and key_nodes is None:
         return operator
@@ -44,7 +45,8 @@ def prepare_for(
     inputs = prepare(q, k, v, key_padding_mask, torch.float64 if operator._needs_float64 else torch.float32)
     if operator.num_heads not in (1, q.shape[-3]):
         raise ValueError(
-            f"`mask` must have one head or as many as `q`, {q.shape[-3]}, but has {operator.num_heads} heads."
+            f"`mask` must have one head or as many as `q`, {q.shape[-3]}, but has {operator.num_heads} heads. "
+            "Queries, keys and values have shape [..., H, N, D]: heads before nodes."
         )
     if (q.shape[-2], k.shape[-2]) != (operator.num_queries, operator.num_keys):
         raise ValueError(

@@ -80,7 +80,9 @@ def nearest_others(points: Array, k: int, of: Array | None = None) -> Array:
         raise ValueError(f"`points` must be finite, but point {row} is {points[row]}. Remove it.")
     check_integer("k", k, 1)
     if k >= len(points):
-        raise ValueError(f"`k` must be less than the number of points, {len(points)}, but is {k}. Pass more points.")
+        raise ValueError(
+            f"`k` must be less than the number of points, {len(points)}, but is {k}. Pass more points or a smaller k."
+        )
     # Imported here: it takes a third of a second.
     from scipy.spatial import cKDTree
 

@@ -130,7 +130,10 @@ def edge_array(edges: Any) -> Array:
     if array.ndim != 2 or 2 not in array.shape:
         raise ValueError(f"`edges` must have shape [2, E] or [E, 2], but has shape {array.shape}. List node pairs.")
     if array.dtype.kind not in "iu":
-        raise ValueError(f"`edges` must be integers, but has dtype {array.dtype}. Use .astype(int) or .long().")
+        fix = "Use .astype(int) or .long()."
+        if array.dtype.kind in "OSU":
+            fix = "Number the nodes: names, edges = numpy.unique(edges, return_inverse=True)."
+        raise ValueError(f"`edges` must be integers, but has dtype {array.dtype}. {fix}")
     pairs = array if array.shape[0] == 2 else array.T
     if pairs.dtype == np.uint64 and pairs.max() > np.iinfo(np.int64).max:
         raise ValueError(f"`edges` holds node {pairs.max()}, which does not fit in int64. Renumber the nodes.")
