@@ -9,6 +9,8 @@ import topomask as tm
 from helpers.mask_cases import MASKS
 from helpers.operator_inputs import strategies
 from helpers.tokens import STRATEGIES
+from topomask.ops.pair_attention import pair_attention
+from topomask.ops.sparse_product import make_pattern
 
 CLOSE = {torch.float64: 1e-10, torch.float32: 2e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
 
@@ -300,3 +302,29 @@ def test_no_inputs_with_dropout(strategy):
         assert out.shape == (0, 1, 3, 2)
         out.sum().backward()
         assert tokens.grad.shape == tokens.shape
+
+
+@pytest.mark.parametrize("backend", ["auto", "reference"])
+@pytest.mark.parametrize("size", [4, 64])
+def test_large_entries_of_padding_leave_slopes_of_zero_entries_alone(size, backend, monkeypatch):
+    """Powers of entries of 0 are capped, so that their slopes are finite: by entries that count, not by padding."""
+    monkeypatch.setenv("TOPOMASK_BACKEND", backend)
+    torch.manual_seed(0)
+    q, k, v = torch.randn(1, size, 16), torch.zeros(1, size, 16), torch.randn(1, size, 16)
+    is_key = torch.arange(size)[None] < size - 1
+    matrix = torch.rand(size, size)
+    matrix[:, 1] = 0
+    every = make_pattern(torch.arange(size + 1) * size, torch.arange(size).repeat(size), size)
+    slopes = []
+    for large in (1.0, 1e19):
+        matrix[:, -1] = large
+        values = matrix.clone().requires_grad_()
+        pairs = pair_attention(every, values.flatten(), None, q, k, v, is_key=is_key, softmax=True).out
+        slopes.append(torch.autograd.grad(pairs.sum(), values)[0])
+        dense = tm.DenseMask(values)
+        options = {"normalizer": "signed", "scale": 1.0, "key_padding_mask": ~is_key}
+        out = tm.masked_softmax_attention(*(x[None] for x in (q, k, v)), dense, **options)
+        slopes.append(torch.autograd.grad(out.sum(), values)[0])
+    assert slopes[0][:, 1].abs().mean() > 1e-3
+    for found in slopes[1:]:
+        torch.testing.assert_close(found, slopes[0], rtol=1e-4, atol=1e-5)

@@ -61,6 +61,7 @@ FAILED_ONCE = {
     14420: "slopes of weights beyond float32, which cancel in f",
     20553: "slopes of zero entries beside small weights",
     22070: "a bound of the formula that was not a number",
+    22212: "slopes of zero entries beside padding with a large entry",
     22412: "slopes of powers beside entries of 1e30",
     30214: "a mask in float64 beside tokens in bfloat16",
     32012: "slopes of powers beside large entries in float64",

@@ -81,7 +81,9 @@ def weighted_powers(scores: Tensor, sizes: Tensor, row_max: Callable[[Tensor], T
     heights = scores.detach() + logs.clamp(min=-0.5 * most).masked_fill(sizes == 0, -torch.inf)
     shift = row_max(heights)
     exponents = scores - torch.where(shift.isfinite(), shift, 0.0)
-    bounds = (MAX_EXPONENT - row_max(logs)).clamp(max=0.5 * most)
+    # Padding does not count, whatever its magnitude.
+    counted = torch.where(scores.detach() == -torch.inf, -torch.inf, logs)
+    bounds = (MAX_EXPONENT - row_max(counted)).clamp(max=0.5 * most)
     return torch.where(sizes == 0, torch.minimum(exponents, bounds), exponents).exp()
 
 

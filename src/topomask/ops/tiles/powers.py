@@ -55,7 +55,8 @@ def to_powers(count, magnitudes, scratch):
             x = c * LANES + r
             # The exponent of a magnitude is its logarithm but for a factor of 2, which is enough: the shift cancels.
             log = np.float32(0.6931472) * np.float32(((patterns[x] & 0x7FFFFFFF) >> 23) - 126)
-            if magnitudes[x] != 0:
+            # Padding does not count, whatever its magnitude.
+            if magnitudes[x] != 0 and scores[x] > np.float32(0.9) * _LOWEST:
                 tops[r] = max(tops[r], scores[x] + max(log, _LOWEST_LOG))
                 caps[r] = max(caps[r], abs(magnitudes[x]))
     for r in range(LANES):

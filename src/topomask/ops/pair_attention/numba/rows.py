@@ -93,8 +93,9 @@ def _to_powers(first, end, columns, magnitudes, is_key, largest_exponent, scores
     top, largest = LOWEST, LOWEST
     for p in range(first, end):
         if is_key.shape[0] > 0 and not is_key[columns[p]]:
+            # Padding does not count, whatever its magnitude.
             scores[p - first] = LOWEST
-        if magnitudes[p] != 0:
+        elif magnitudes[p] != 0:
             log = np.log(abs(magnitudes[p]))
             top = max(top, scores[p - first] + max(log, -0.5 * largest_exponent))
             largest = max(largest, log)
