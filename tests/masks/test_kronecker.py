@@ -216,7 +216,7 @@ def test_noise_is_bounded(shapes, noisy):
     mask = tm.KroneckerMask(*(kind(torch.randn(s, dtype=torch.float64)) for kind, s in zip(kinds, shapes, strict=True)))
     x = torch.randn(50, mask.num_heads, mask.on().num_keys, 3, dtype=torch.float64)
     bound = mask.on().product_noise(x)
-    assert bound.shape == (50, mask.num_heads, 1, 3)
+    assert bound.shape == (50, mask.num_heads, mask.on().num_queries, 3)
     error = (mask @ x - mask.to_dense() @ x).abs()
     assert (error <= bound * (1 + 0.1)).all()
     assert error.max() > 0.2 * bound.min()
@@ -274,3 +274,22 @@ def test_copies_precision_and_state():
     torch.testing.assert_close(other.to_dense(), mask.to_dense())
     assert mask.float().on().entries().values.dtype == torch.float32
     assert {name.split(".")[0] for name in mask.state_dict()} == {"first", "second"}
+
+
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize("diffusion_first", [True, False])
+def test_large_keys_raise_the_noise_of_their_own_component_only(diffusion_first, nested):
+    """Keys of 1e30 in one component, and of 1e-30 in the other: attention by products is that of the dense matrix."""
+    apart = tm.Graph.from_edges([[0, 1], [2, 3], [3, 4]], num_nodes=5)
+    heat, other = (tm.DiffusionMask(graph).double() for graph in (apart, tm.path_graph(3)))
+    if nested:
+        other = tm.KroneckerMask(other, tm.DiffusionMask(tm.path_graph(2)).double())
+    mask = tm.KroneckerMask(heat, other) if diffusion_first else tm.KroneckerMask(other, heat)
+    size = mask.on().num_keys
+    token = torch.arange(size)
+    node = token // (size // 5) if diffusion_first else token % 5
+    q, k, v = (0.1 + torch.rand(1, 1, size, 2, dtype=torch.float64) for _ in range(3))
+    k = k * torch.where(node < 2, 1e30, 1e-30).double()[:, None]
+    product, dense = (tm.masked_attention(q, k, v, mask, strategy=strategy) for strategy in ("product", "dense"))
+    torch.testing.assert_close(product, dense)
+    assert (product != 0).all()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -25,6 +25,9 @@ from topomask.ops import segments
 from topomask.ops.derived import derivation
 from topomask.ops.pair_attention import TileWork
 from topomask.ops.sparse_product import Pattern, make_pattern
+
+# A product, or a bound on its error if it has one.
+T = TypeVar("T", Tensor, Tensor | None)
 
 
 class KroneckerMask(Mask):
@@ -158,25 +161,23 @@ class KroneckerOperator(Operator):
 
         Let A be applied before B, :math:`\hat z = A x + e` and :math:`\hat y = B \hat z + e'`, where the factors bound
         :math:`|e| \le n_A(x)` and :math:`|e'| \le n_B(\hat z)`. Then :math:`|\hat y - (A \otimes B) x| \le |B|\,n_A(x)
-        + n_B(\hat z)`, entry by entry. The bound is the maximum of every column, with ``B.magnitude()`` for
-        :math:`|B|`.
+        + n_B(\hat z)`, entry by entry, with ``B.magnitude()`` for :math:`|B|`, whose product has an error of its own.
         """
         with torch.no_grad():
             starts = self._starts_with_first
             before, after = (self._first, self._second) if starts else (self._second, self._first)
             fine = x.to(torch.promote_types(x.dtype, torch.float32)).unflatten(-2, (-1, self._second.num_keys))
             columns = fine if starts else fine.transpose(-2, -3)  # [..., H, N_before, N_after, C]
-            noise = before.product_noise(columns.flatten(-2))
-            total: Tensor | None = None
+            bounds = [_along(after.product_noise, _along(before.matmul, columns).transpose(-2, -3))]
+            noise = _along(before.product_noise, columns)
             if noise is not None:
-                spread = noise.amax(dim=-2).unflatten(-1, columns.shape[-2:])  # [..., H, N_after, C]
-                total = after.magnitude().matmul(spread).amax(dim=-2, keepdim=True)
-            done = _along(before.matmul, columns)  # [..., H, M_before, N_after, C]
-            noise = after.product_noise(done.transpose(-2, -3).flatten(-2))
-            if noise is not None:
-                own = noise.amax(dim=-2, keepdim=True).unflatten(-1, (done.shape[-3], -1)).amax(dim=-2)
-                total = own if total is None else total + own
-            return total
+                noise, spread = noise.transpose(-2, -3), after.magnitude()  # [..., H, N_after, M_before or 1, C]
+                bounds += [_along(spread.matmul, noise).clamp_min(0.0), _along(spread.product_noise, noise)]
+            found = [bound for bound in bounds if bound is not None]
+            if not found:
+                return None
+            total = sum(found[1:], found[0]).expand(*x.shape[:-2], after.num_queries, before.num_queries, x.shape[-1])
+            return (total.transpose(-2, -3) if starts else total).flatten(-3, -2)
 
     def to_dense(self) -> Tensor:
         """M, [H, N_q, N_k]."""
@@ -284,9 +285,10 @@ def _full_count(operator: Operator) -> int | None:
     return operator.num_heads * per_head if per_head <= MAX_FULL_ENTRIES else None
 
 
-def _along(multiply: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+def _along(multiply: Callable[[Tensor], T], x: Tensor) -> T:
     """Multiply along the first axis of nodes of x [..., H, N, N', C], with the second one joined with the columns."""
-    return multiply(x.flatten(-2)).unflatten(-1, x.shape[-2:])
+    found = multiply(x.flatten(-2))
+    return found if found is None else found.unflatten(-1, x.shape[-2:])
 
 
 def _shapes(_: list[Tensor], numbers: list[int]) -> list[Shape]:
