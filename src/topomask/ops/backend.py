@@ -94,7 +94,7 @@ MAX_PARTS = 8
 
 
 def row_blocks(row_ptr: Tensor | np.ndarray, max_blocks: int | None = None) -> np.ndarray:
-    """Return the first rows of blocks with about equally many entries: one per thread, at most ``max_blocks``."""
+    """Return where blocks of about equally many entries begin: one per thread, at most ``max_blocks``, [blocks + 1]."""
     ptr = row_ptr.numpy() if isinstance(row_ptr, Tensor) else row_ptr
     count = max(1, min(torch.get_num_threads(), max_blocks or len(ptr), len(ptr) - 1))
     blocks = np.full(count + 1, len(ptr) - 1)

@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 
 def index(ptr: Tensor, num_values: int | None = None) -> Tensor:
-    """Return the segment of every value, [ptr[-1]]; if ``num_values``, that length, is given, ``ptr`` is not read."""
+    """Return the segment of every value, [ptr[-1]]; ``num_values``, if given, saves reading that length."""
     return torch.repeat_interleave(
         torch.arange(ptr.shape[0] - 1, device=ptr.device), ptr.diff(), output_size=num_values
     )

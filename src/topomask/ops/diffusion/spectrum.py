@@ -14,7 +14,7 @@ def bound_spectral_radius(matrix: sp.csr_array, component: np.ndarray, num_compo
     .. math:: \rho(A) \le \rho(|A|) \le \max_i \frac{(|A| x)_i}{x_i} \quad \text{for every } x > 0
 
     with x from a few steps of the power method. The bound holds for every x, however far it is from an eigenvector. On
-    a star it is exact, while the largest degree, which is a bound too, is larger by the square root of the degree.
+    a star it is exact, while the largest degree, also a bound, is larger by a factor of the square root of the degree.
 
     Args:
         matrix: The matrix, [N, N].

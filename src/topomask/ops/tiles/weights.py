@@ -92,7 +92,7 @@ def _fill(first, end, head, tiles, entries, features, separate_magnitudes, numbe
 
 @njit(**EXACT)
 def weights_of(first, end, head, tiles, packed, entries, features, separate_magnitudes, numbering, scratch):
-    """Return weights and magnitudes [keys, 16] of some tiles and one head; twice the weights if these are the same."""
+    """Return weights and magnitudes [keys, 16] of some tiles and one head; one array for both unless separate."""
     if packed is not None:
         begin, stop = tiles.starts[first] * LANES, tiles.starts[end] * LANES
         weights = packed.weights[head][begin:stop]

@@ -129,7 +129,7 @@ def _combine(first, end, places, weights, shift, x, out):
 
 @njit(**EXACT)
 def _keys_of(tokens, item):
-    """Return which keys of an item are not padding; empty if there is none."""
+    """Return which keys of an item are not padding; empty if there is no padding."""
     return tokens.is_key[item] if tokens.is_key.shape[0] > 0 else tokens.is_key[:0, 0]
 
 

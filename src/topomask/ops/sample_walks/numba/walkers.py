@@ -1,7 +1,7 @@
 """How walkers move: their draws, the edges they choose, and the steps of all walkers of one row; and plain walks.
 
 Walkers move independently (coupling "iid" or "antithetic"), or those at the same node share a draw ("repelling").
-Nodes and positions are unsigned: Numba would check of every signed index whether it counts from the end.
+Nodes and positions are unsigned: Numba would check for every signed index whether it counts from the end.
 """
 
 from __future__ import annotations
