@@ -27,7 +27,7 @@ class Ratio:
     least: float
 
     def __str__(self) -> str:
-        return f"{self.value:.3g} ({self.lower:.3g} to {self.upper:.3g}; least {self.least:.3g})"
+        return f"{self.value:.3g} ({self.lower:.3g} to {self.upper:.3g}; {self.least:.3g} by minimum times)"
 
 
 def interleave(runs: Mapping[str, Run], repeats: int = 9, warm_ups: int = 1) -> dict[str, list[float]]:

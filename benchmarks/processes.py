@@ -34,7 +34,7 @@ def run_fresh(module: str, *arguments: str, **environment: str) -> dict[str, Any
 
 
 def resident_bytes() -> int:
-    """Current memory of this process, or its peak if the system does not tell."""
+    """Current memory of this process, or its peak if the system does not report it."""
     return _status("VmRSS") or peak_bytes()
 
 

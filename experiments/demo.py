@@ -165,7 +165,7 @@ def show_attention(output: Path) -> Section:
         f"3. Attention on {graph.num_nodes:,} tokens",
         (f"Width 32; a dense mask would take {size:.1f} GB.",),
         Table(["", "seconds"], rows),
-        (f"Relative error of the masked output: {error:.3f} (way taken: {plan.strategy}).",),
+        (f"Relative error of the masked output: {error:.3f} (strategy: {plan.strategy}).",),
         (_keep(figure, output / "attention.png", "What attention makes of a noisy picture"),),
     )
 

@@ -1,4 +1,4 @@
-"""README and docs: examples run as they stand, and links lead somewhere."""
+"""README and docs: examples run as they are, and links lead somewhere."""
 
 import re
 from pathlib import Path

@@ -92,7 +92,7 @@ def _present_fig3(found: Metrics) -> Section:
         (
             f"Masked attention is O(N) (the paper: so in a plot): {'holds' if linear else 'does not hold'} here, "
             f"the slope on logarithmic axes is {slopes['masked']:.3f}, that of softmax {slopes['softmax']:.3f}.",
-            f"A constant factor beside unmasked linear attention (the paper: above it, in a plot): "
+            f"A constant factor relative to unmasked linear attention (the paper: above 1, in a plot): "
             f"{last['masked'] / last['linear']:.2f} at {last['nodes']:,} tokens; by features "
             f"{last['features'] / last['linear']:.2f}.",
         ),

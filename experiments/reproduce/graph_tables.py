@@ -103,7 +103,7 @@ _SETTINGS: dict[str, _Setting] = {
 }
 _MODEL: dict[str, Any] = {"dim": 32, "depth": 3, "num_heads": 2, "readout": "mean", "norm": "batch", "dropout": 0.2}
 _CELLS: tuple[tuple[str, str, str, dict[str, Any]], ...] = (
-    ("grf", "graph random features, with neighbours beside", "grf", {"local": "sum", "mask_options": _WALKS}),
+    ("grf", "graph random features and neighbours", "grf", {"local": "sum", "mask_options": _WALKS}),
     ("unmasked", "the same without a mask", "linear", {"local": "sum"}),
     # With a linear head, a sum over nodes with one-hot inputs is an affine map of the number of nodes of each kind.
     ("mlp", "perceptrons without the graph", "mlp", {"head_dim": 32}),
@@ -189,9 +189,9 @@ def motif(name: str) -> Study:
         title=f"Motif detection: {name}",
         folder=f"motif-{name}",
         about=(
-            "Random graphs of about 100 nodes with a motif, or with a random graph of its size, generated anew for "
-            "every draw; degrees, the input, are standardised over the graphs for training. Two layers of width 32 and "
-            f"{_MOTIF_EPOCHS} epochs at a learning rate of {_MOTIF_RATE} for all, none stopped early, the weights "
+            "Random graphs of about 100 nodes with a motif, or with a random graph of its size, generated separately "
+            "for every draw; degrees, the input, are standardised over the graphs for training. Two layers of width 32 "
+            f"and {_MOTIF_EPOCHS} epochs at a learning rate of {_MOTIF_RATE} for all, none stopped early, the weights "
             "chosen on validation graphs. A layer of ours has norms, residuals and a "
             "perceptron around its attention, and so more parameters than one of PyG: rows in residual blocks have "
             "a norm, a perceptron and a residual around the layer of PyG. SGC with a mean over nodes and a linear head "

@@ -65,7 +65,7 @@ def table1() -> Study:
         title="Table 1: attention in vision transformers",
         folder="fashion-mnist",
         about=(
-            "The paper trains ViT-B/16 on ImageNet, iNaturalist and Places365 (whose values our text of it lacks). "
+            "The paper trains ViT-B/16 on ImageNet, iNaturalist and Places365 (whose values our copy of it lacks). "
             "Here: Fashion-MNIST, the first 12,000 training images, a 14 x 14 grid of patches, 3 layers of width 64 "
             "with 4 heads, 10 epochs, all variants alike. Test accuracy after the last epoch; nothing is chosen by it.",
         ),
@@ -80,7 +80,7 @@ def table1() -> Study:
 def table3() -> Study:
     """Table 3 on Fashion-MNIST; it shares its unmasked row with Table 1."""
     return Study(
-        title="Table 3: what of the mask matters",
+        title="Table 3: which part of the mask matters",
         folder="fashion-mnist",
         about=("As Table 1, with 100 walks that halt with probability 0.5, as in the paper's ablation.",),
         cells=_table3(_quiet(images.fashion_mnist(), 940)),

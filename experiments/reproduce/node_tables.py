@@ -143,16 +143,16 @@ def nodes(name: str) -> Study:
         folder=f"nodes-{name}",
         about=(
             f"{NODE_SETS[name].summary}. {splits} published split{'s' if splits > 1 else ''}, the whole graph a batch; "
-            f"the weights with the best {'loss' if setting.choose_by == 'loss' else 'metric'} of validation nodes "
-            f"count. A block of ours has norms, residuals and a perceptron around its attention; without attention it "
-            f"is GCN in the same block, which is the fair comparison.{setting.remark} Values of GCN and GAT beside "
+            f"weights are chosen by the best {'loss' if setting.choose_by == 'loss' else 'metric'} on validation "
+            f"nodes. A block of ours has norms, residuals and a perceptron around its attention; without attention it "
+            f"is GCN in the same block, which is the fair comparison.{setting.remark} Values of GCN and GAT next to "
             f"ours are published ({setting.source}); where one falls short of its value by more than a point, "
             f"comparisons with it are void, unless it is known why.{' ' + OVERLAP if splits > 1 else ''}",
         ),
         cells=(
             Cell("gcn", "GCN (PyG)", network("gcn"), setting.gcn),
             Cell("gat", "GAT (PyG)", network("gat"), setting.gat, short_because=setting.gat_short_because),
-            Cell("grf", "graph random features, with neighbours beside", ours("grf", mask_options=_WALKS)),
+            Cell("grf", "graph random features and neighbours", ours("grf", mask_options=_WALKS)),
             Cell("unmasked", "the same without a mask", ours("linear")),
             Cell("local", "the same without attention", ours("mlp", local=setting.model["local"])),
             Cell("mlp", "the same without the graph", ours("mlp", local="none")),

@@ -18,16 +18,15 @@ duration. This page is made from them by `python -m experiments.reproduce.page`.
 
 Everything is scaled to two cores, so the numbers are not the paper's; the question is whether its ordering appears. A
 claim "holds" if the 95 % interval of the difference, paired by seed (Student's t), lies above 0, "does not hold" if it
-lies below, and is "undecided" otherwise; it is "open" while seeds are missing. Each interval stands for itself: one in
-twenty is expected to miss. The brackets beside each mean say what was repeated:
+lies below, and is "undecided" otherwise; it is "open" while seeds are missing. Intervals are not corrected for multiple
+comparisons: one in twenty is expected to miss. The brackets after each mean say what was repeated:
 
 {repeats}
 
 Accuracies are those of the last step, and nothing was chosen by them; where weights were chosen on validation examples,
 the table says so.
 
-Seconds are those of one thread beside other work, pauses included, and say nothing about speed: see
-[speed.md](speed.md).
+Seconds are those of one thread on a busy machine, pauses included, and do not measure speed: see [speed.md](speed.md).
 """
 # What the runs of a table are repeated over, and so what its intervals are over.
 _REPEATS = {

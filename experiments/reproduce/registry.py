@@ -45,10 +45,11 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "nodes": tuple(_NODES),
 }
 _GLANCE = (
-    "Our row is graph random features. The mask adds what it has more than the same without a mask. Rows that ours is "
-    "better or worse than: the 95 % interval of the difference lies on one side of 0; only whole rows are compared.",
+    "Our row is graph random features. What the mask adds is the difference to the same without a mask. Rows that ours "
+    "is better or worse than: the 95 % interval of the difference lies on one side of 0; only complete rows are "
+    "compared.",
 )
-_POOLED = "Below are means over the tables of a group, once all are whole and have the same rows and metric."
+_POOLED = "Below are means over the tables of a group, once all are complete and have the same rows and metric."
 # What is missing from a group.
 _LACKING = {
     "gkat-social": "REDDIT-MULTI-5K (REDDIT-5K), a row of GKAT's table, is not available here: it has no table."

@@ -196,7 +196,7 @@ def run_study(
         try:
             found = experiment.run(runs / f"{name}-{seed}", resume=True, fallback=True)
         except FolderInUse:
-            say("Another process is at it; going on with the next.")
+            say("Another process is working on it; continuing with the next.")
             continue
         metrics = experiment.measure(found)
         kept.add(RunResult(name, seed, metrics, round(found.seconds, 1), config, versions()))

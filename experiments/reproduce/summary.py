@@ -14,7 +14,7 @@ from topomask.pictures.pages import Section, Table
 
 
 def summarize(study: Study, results: Path) -> Section:
-    """Build the table of all runs, with the paper's values beside ours, and which claims hold."""
+    """Build the table of all runs, with the paper's values next to ours, and which claims hold."""
     values, seconds = collect(study, results), _mean_seconds(study, results)
     others = [collect(study, results, metric) for metric, _ in study.also]
     sizes = {} if study.shape is None else {cell.name: [_num_parameters(cell, study.shape)] for cell in study.cells}
@@ -41,7 +41,7 @@ def summarize(study: Study, results: Path) -> Section:
     notes += [_rank(study, cell, values[cell.name]) for cell in study.cells if _is_ranked(study, cell, values)]
     lacking = _lacking(study, values)
     if lacking:
-        notes.append(f"Not whole yet: {'; '.join(lacking)}.")
+        notes.append(f"Not complete yet: {'; '.join(lacking)}.")
     return Section(study.title, study.about, Table(headings, rows), notes)
 
 
@@ -182,7 +182,7 @@ def count_targets(studies: Sequence[Study], results: Path) -> list[str]:
             found.setdefault(target.name, []).append(_reached(study, target, values[target.cell]))
     return [
         f"Tables in which our row is {name}: {reached.count(True)} of {len(reached)}"
-        + (f"; not whole yet: {reached.count(None)}." if None in reached else ".")
+        + (f"; not complete yet: {reached.count(None)}." if None in reached else ".")
         for name, reached in found.items()
         if len(reached) > 1
     ]

@@ -40,7 +40,7 @@ class WarmUp(NamedTuple):
         seconds: Time taken.
         num_compiled: Specialisations of kernels that were compiled.
         num_cached: Specialisations that were in the cache already.
-        cache: Folder of the cache; None if there is none, so that every process compiles anew.
+        cache: Folder of the cache; None if there is none, so that every process compiles again.
     """
 
     seconds: float

@@ -94,7 +94,7 @@ def test_nothing_leaks_between_graphs():
 @pytest.mark.parametrize("feature_map", FEATURE_MAPS)
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_padding_touches_nothing(strategy, feature_map):
-    """Padded keys equal absent keys, whatever stands in them, forward and backward."""
+    """Padded keys equal absent keys, whatever they contain, forward and backward."""
     mask = walk_mask(ragged_graph(), num_heads=2)
     q, k, v = qkv(11)
     padded = torch.zeros(2, 11, dtype=torch.bool)
@@ -234,7 +234,7 @@ def test_adversarial_queries_and_keys_stay_finite(feature_map, scale, strategy):
 
 
 def test_scale_of_queries_does_not_change_relu_attention():
-    """Powers of two are taken out of features, so even the last bit survives a change of units."""
+    """Powers of two are factored out of features, so even the last bit survives a change of units."""
     mask = walk_mask(ragged_graph(), num_heads=2).float()
     q, k, v = qkv(11, dtype=torch.float32)
     for strategy in STRATEGIES:

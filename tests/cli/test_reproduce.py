@@ -37,7 +37,7 @@ def test_rows_are_run_once_and_put_on_a_page(tmp_path, capsys):
     main(command)
     assert "[1/2]" not in capsys.readouterr().out
 
-    # A run whose result was not written yet is not started anew.
+    # A run whose result was not written yet is not started again.
     path.write_text(linear)
     journal = tmp_path / "runs" / "digits" / "softmax-0" / "metrics.jsonl"
     before = journal.read_bytes()
@@ -60,7 +60,7 @@ def test_showing_runs_nothing(tmp_path, monkeypatch, capsys):
 
 @pytest.mark.parametrize("given", [[], ["--results"], ["--runs"]])
 def test_own_fields_need_own_folders(tmp_path, monkeypatch, given):
-    """Otherwise runs that do not count would stand in the way of those that do."""
+    """Otherwise runs that do not count would block those that do."""
     monkeypatch.chdir(tmp_path)
     options = [part for name in given for part in (name, str(tmp_path / "own"))]
     assert "need folders of their own. Pass --results" in refused("reproduce", "digits", "--train.steps", "1", *options)

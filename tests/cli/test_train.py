@@ -284,7 +284,7 @@ def test_fine_tuning_goes_on_without_the_file_it_started_from(trained, tmp_path)
     main(command)
     after = read_checkpoint(checkpoints / "step-000000002.safetensors").weights
     assert all(torch.equal(value, whole[name]) for name, value in after.items())
-    # Where no checkpoint is whole, the run starts anew and needs it.
+    # If no checkpoint is intact, the run starts again and needs it.
     for path in checkpoints.glob("step-*"):
         path.write_bytes(path.read_bytes()[:-1])
     assert f"There is no checkpoint {start}" in refused(*command, "--fallback")

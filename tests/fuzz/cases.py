@@ -269,7 +269,7 @@ def _draw_padding(
     else:
         options["key_padding_mask"] = padded.reshape(*shape, num_keys)
     if rng.random() < 0.5 and padded.shape[0] == batch:
-        # What stands in padding, NaN included, must not be seen.
+        # The contents of padding, NaN included, must not matter.
         place = padded.reshape(*shape, 1, num_keys, 1)
         with torch.no_grad():
             k.masked_fill_(place, math.nan)

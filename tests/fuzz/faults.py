@@ -65,7 +65,7 @@ FAULTS = (
         "for r in range(min(LANES - 1, tiles.num_rows - tile * LANES)):",
     ),
     Fault(
-        "magnitudes forgotten in the gradient of pairs taken alone",
+        "magnitudes forgotten in the gradient of pairs processed alone",
         "ops/tiles/backward.py",
         "slope = weights[x] * by_value + magnitudes[x] * by_total",
         "slope = weights[x] * by_value + weights[x] * by_total",

@@ -1,4 +1,4 @@
-"""Files that are made to harm whoever reads them, and what is spent on them."""
+"""Files that are made to harm their reader, and the time and memory that they take."""
 
 import gzip
 import io

@@ -359,7 +359,7 @@ def main(first: int, count: int) -> int:
             outcomes["answered"] += 1
         except REFUSED as error:
             if len(str(error)) < 20:
-                failures.append(f"{number} {attack.__name__}: says no more than {error!r}")
+                failures.append(f"{number} {attack.__name__}: only says {error!r}")
             outcomes["refused"] += 1
         except Exception as error:
             failures.append(f"{number} {attack.__name__}: {type(error).__name__}: {str(error)[:300]}")

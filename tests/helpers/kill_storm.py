@@ -103,7 +103,7 @@ def fork(
     if not child:
         if line is not None:
             signal_at_line(number, line)
-        # What it says on its way is not looked at.
+        # Its errors are ignored.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
         try:
             # Lines that are missing from the metrics would be lost; the run of a result that was cut off goes on.

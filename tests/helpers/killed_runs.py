@@ -85,7 +85,7 @@ def main(folder: Path, seed: int) -> None:
     at_lines = kill_often(folder / "at lines", lambda: {"last_line": draw.randrange(1, lines // 2)})
     at_moments, longest = 0, took
     while at_moments < 2:
-        # A machine that is faster now than it was for the whole run ends before it is killed: anew, with sooner kills.
+        # If the machine is faster now, runs may end before they are killed: try again, and kill them sooner.
         shutil.rmtree(folder / "at moments", ignore_errors=True)
         longest /= 2
         at_moments = kill_often(folder / "at moments", partial(draw_seconds, draw, longest))

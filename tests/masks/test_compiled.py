@@ -1,4 +1,4 @@
-"""One compiled function serves any graph of the same size, and walks that are drawn anew."""
+"""One compiled function serves any graph of the same size, and walks that are drawn again."""
 
 import gc
 import weakref

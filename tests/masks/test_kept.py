@@ -1,4 +1,4 @@
-"""What is kept while nothing is learnt, and that it is let go as soon as something changes."""
+"""What is cached while no parameter changes, and that it is dropped as soon as something changes."""
 
 import copy
 

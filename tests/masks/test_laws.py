@@ -184,7 +184,7 @@ def test_softmax_attention_matches_the_formula(case):
 
 @pytest.mark.parametrize("kernel", ["linear", "softmax"])
 def test_attention_at_rest_is_attention(case, kernel):
-    """What is kept while no parameter changes gives the same, the first time and again."""
+    """What is cached while no parameter changes gives the same results, the first time and again."""
     attend = tm.masked_attention if kernel == "linear" else tm.masked_softmax_attention
     options = {"query_nodes": case.query_nodes, "key_nodes": case.key_nodes}
     q, k, v = tokens(case.on(), heads=max(2, case.mask.num_heads))
@@ -199,7 +199,7 @@ def test_attention_at_rest_is_attention(case, kernel):
 
 @pytest.mark.parametrize("normalizer", ["absolute", "signed", "none"])
 def test_strategies_agree_backward(case, normalizer):
-    """Gradients in q, k, v and every parameter are the same by every way."""
+    """Gradients in q, k, v and every parameter are the same for every strategy."""
     operator = case.on()
     q, k, v = (x.requires_grad_() for x in tokens(operator, heads=max(2, operator.num_heads)))
     weight = torch.randn(2, q.shape[1], operator.num_queries, 5, dtype=torch.float64)

@@ -86,7 +86,7 @@ def test_edge_weights_belong_to_one_graph():
 
 
 def test_operators_follow_tensors_that_are_no_parameters():
-    """What is kept while nothing is learnt depends on given tensors too, and has their precision."""
+    """What is cached while no parameter changes depends on given tensors too, and has their precision."""
     graph, coefficients, weights = tm.path_graph(3), torch.ones(3).double(), torch.ones(4).double()
     mask = tm.PowerSeriesMask(graph, coefficients.requires_grad_(), edge_weights=weights.requires_grad_())
     with torch.no_grad():

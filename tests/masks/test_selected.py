@@ -66,7 +66,7 @@ def test_a_selection_of_a_selection():
 
 
 def test_nothing_of_a_selection_outlives_it():
-    """A mask at rest keeps its own operator, and no part of it."""
+    """A mask whose parameters do not change caches its own operator, but no selection of it."""
     for mask in (walk_mask(ragged_graph()), tm.NeighborMask(ragged_graph()), tm.PrefixMask(walk_mask(ragged_graph()))):
         with torch.no_grad():
             operator = mask.on()

@@ -205,7 +205,7 @@ def test_compiled_products_notice_new_noise(graph):
     mask = position_mask(graph, 2, kind="conv", kernel_size=3)
     run = torch.compile(mask, fullgraph=True, backend="aot_eager")
     x = torch.randn(2, graph.num_nodes, 3, dtype=torch.float64, requires_grad=True)
-    # More draws than torch would compile anew for.
+    # More draws than torch would recompile for.
     for seed in range(10):
         mask.resample(seed)
         found = []

@@ -78,7 +78,7 @@ def test_gradients_of_parameters_per_input(name):
     if not learnt:
         pytest.skip("nothing is learnt")
     if name == "sum_nested":
-        pytest.skip("torch.func.functional_call does not put back parameters of a module that stands in two places")
+        pytest.skip("torch.func.functional_call does not put back parameters of a module that is used in two places")
     for kernel, strategy in ways(case):
         module = Attention(case, kernel, strategy)
         values = {key: x.detach() for key, x in module.named_parameters() if x.requires_grad}

@@ -13,7 +13,7 @@ from helpers.mask_cases.walks import walk_mask
 from topomask.ops.sparse_heads import densify
 from topomask.walks import WalkFeatures, checkpoint
 
-# Where the walks stand in a state dict.
+# The keys of the walks in a state dict.
 KEY = "_extra_state"
 
 

@@ -113,7 +113,7 @@ def test_options_are_added_to_those_of_a_preset():
     assert GraphTransformerConfig.preset("gkat").mask_options == own
     given = GraphMaskOptions(num_walks=3)
     assert GraphTransformerConfig.preset("grf", mask_options=given).mask_options == given
-    # A preset's walks say nothing to another mask.
+    # Options of a preset's walks do not apply to another mask.
     assert GraphTransformerConfig.preset("gkat", mask="all", in_features=3, num_classes=2).build()
 
 

@@ -71,7 +71,7 @@ def test_results_serve_training_whatever_asks_for_them_first():
 
 
 def test_compiled_code_holds_nothing_of_its_tensors():
-    """One compiled function, for tensors and results of any length; what is kept is found inside it, too."""
+    """One compiled function, for tensors and results of any length; cached results are found inside it, too."""
     torch._dynamo.reset()
     counter = CompileCounterWithBackend("aot_eager")
 

@@ -101,7 +101,7 @@ def test_rows_agree_with_the_reference(name, dtype, separate, flags, monkeypatch
 @pytest.mark.parametrize("flags", [flags for flags in WAYS if not flags[1]])
 @pytest.mark.parametrize("min_lanes", [1, 4, 17])
 def test_tiles_agree_with_the_reference(name, separate, flags, min_lanes, monkeypatch):
-    """Keys taken with all lanes, pair by pair, and both; widths that fill vectors and that do not."""
+    """Keys processed in all lanes, pair by pair, and both; widths that fill vectors and that do not."""
     monkeypatch.setattr(numba, "MIN_ENTRIES_PER_ROW", 0)
     monkeypatch.setattr(layout, "MIN_LANES", min_lanes)
     for width, depth, heads in ((16, 32, ()), (1, 1, (1,)), (21, 37, (2,))):

@@ -57,9 +57,9 @@ def test_patterns_that_were_written_to_are_refused(place, value):
 WRONG = {
     "columns": (torch.tensor([0, 1, 3]), r"`columns` must lie in \[0, 3\), but columns\[2\] is 3"),
     "row_ptr": (torch.tensor([0, 4, 3]), r"row_ptr\[1\] is 4 and row_ptr\[2\] is 3"),
-    "column_ptr": (torch.tensor([0, 1, 1, 3]), "do not tell of the same entries"),
-    "rows": (torch.tensor([1, 0, 0]), "do not tell of the same entries"),
-    "order": (torch.tensor([0, 0, 0]), "do not tell of the same entries"),
+    "column_ptr": (torch.tensor([0, 1, 1, 3]), "do not describe the same entries"),
+    "rows": (torch.tensor([1, 0, 0]), "do not describe the same entries"),
+    "order": (torch.tensor([0, 0, 0]), "do not describe the same entries"),
 }
 
 

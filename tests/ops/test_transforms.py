@@ -77,7 +77,7 @@ def test_forward_mode_is_refused_with_a_sentence_rather_than_0():
         torch.func.jvp(lambda x: spmm(pattern, values[0], x), (x,), (x,))
     with forward_ad.dual_level(), pytest.raises(NotImplementedError, match=message):
         spmm(pattern, values[0], forward_ad.make_dual(x, x))
-    # What has no tangent is computed as ever.
+    # Tensors without a tangent are computed as usual.
     with forward_ad.dual_level():
         inside = spmm(pattern, values[0], x)
     assert torch.equal(inside, spmm(pattern, values[0], x))

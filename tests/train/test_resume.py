@@ -191,7 +191,7 @@ def test_the_constants_of_the_planner_are_told_apart(monkeypatch):
 
 
 def change_info(path: Path, change) -> None:
-    """Write a checkpoint anew, with another header."""
+    """Write a checkpoint again, with another header."""
     found = read_checkpoint(path)
     model = training.Tiny()
     optimizer = build_optimizer(model, training.OPTIM)
@@ -274,7 +274,7 @@ def test_a_folder_is_for_one_process_at_a_time(held, resume):
         training.run(folder, resume=resume)
     assert all(path.exists() for path in unfinished), "they may be the other's"
     assert not (folder / "metrics.jsonl").exists()
-    # A process that was killed does not stand in the way, nor does what it left.
+    # A process that was killed is not an obstacle, and neither is what it left.
     other.kill()
     other.wait()
     training.run(folder, resume=resume)

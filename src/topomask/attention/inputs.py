@@ -194,7 +194,7 @@ def is_lost(total: Tensor, vanishes: Callable[[], bool], safe_low: float = SAFE_
     """Whether normalisers overflowed or underflowed in float32, so that attention must be computed in float64.
 
     Where values cannot be read, queries whose normaliser does not fit in float32 attend to nothing. Normalisers of at
-    least ``safe_low`` are accurate; ``vanishes`` tells whether 0 may be a sum of numbers that underflowed.
+    least ``safe_low`` are accurate; ``vanishes`` says whether 0 may be a sum of numbers that underflowed.
     """
     if total.dtype != torch.float32 or not total.numel() or not can_look(total):
         return False

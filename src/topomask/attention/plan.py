@@ -20,7 +20,7 @@ Kernel = Literal["linear", "softmax"]
 
 # In small problems, this many pairs of walks may meet, regardless of their number per query.
 _MIN_PAIR_BUDGET = 1 << 22
-# Entries of a sparse mask: with the data stored beside each, about 8 GB.
+# Entries of a sparse mask: with the data stored for each, about 8 GB.
 _MAX_PAIRS = 1 << 28
 # Attention weights of all inputs and heads that "auto" computes at a time.
 _MAX_DENSE_ENTRIES = 1 << 28

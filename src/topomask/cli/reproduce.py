@@ -44,7 +44,7 @@ def run(
     threads: int | None = None,
     fields: Suppress[Sequence[str]] = (),
 ) -> None:
-    """Reproduce a table or figure, and print the paper's values beside ours. Needs a checkout.
+    """Reproduce a table or figure, and print the paper's values next to ours. Needs a checkout.
 
     Runs what has no result yet, and continues interrupted runs. Fields of all runs can be set as for topomask train
     (--train.epochs 5); this needs --results and --runs.

@@ -58,8 +58,8 @@ def _array(name: str, values: Any, dtype: type, size: int | None = None) -> Arra
     kinds, kind = ("iu", "integers") if dtype is np.int64 else ("iufb", "real numbers")
     if array.ndim != 1 or (array.dtype.kind not in kinds and array.size):
         raise ValueError(
-            f"`{name}` must be {kind} with one axis, but has shape {array.shape} and dtype {array.dtype}. Build graphs "
-            "with Graph.from_edges."
+            f"`{name}` must be a one-dimensional array of {kind}, but has shape {array.shape} and dtype {array.dtype}. "
+            "Build graphs with Graph.from_edges."
         )
     if size is not None and len(array) != size:
         per = "edge in `indices`" if name == "weights" else "node"

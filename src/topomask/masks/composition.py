@@ -86,7 +86,7 @@ def _same(first: Tensor | None, second: Tensor | None) -> bool:
 def keep_joined(
     mask: Mask, parts: Sequence[Operator], make: Callable[[], Operator], state: Sequence[Tensor] = ()
 ) -> Operator:
-    """Return the operator of a mask made of masks, cached beside the first of its ``parts``.
+    """Return the operator of a mask made of masks, cached with the first of its ``parts``.
 
     ``state`` lists the mask's own tensors. If they or a part have changed, the operator is ``make()``.
     """

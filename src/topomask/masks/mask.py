@@ -195,7 +195,7 @@ class Mask(nn.Module, ABC):
         return {name: value for name, value in self.__dict__.items() if name != "_own"}
 
     def _keep(self, record: Record, make: Callable[[], Operator]) -> Operator:
-        """Return the operator cached beside the record, or ``make()`` if anything it depends on has changed."""
+        """Return the operator cached with the record, or ``make()`` if anything it depends on has changed."""
         return keep(lambda: record.operators, self, self._state(), (), make)
 
     def extra_repr(self) -> str:

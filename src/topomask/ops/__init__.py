@@ -1,1 +1,1 @@
-"""Kernels: tensors in, tensors out. Each op has a folder with a pure-torch ``reference.py``, which is ground truth."""
+"""Ops: tensors in, tensors out. Each op is a folder with a pure-torch ``reference.py``, which is the ground truth."""

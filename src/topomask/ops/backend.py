@@ -1,8 +1,7 @@
 """Compiled kernels: when they may be used, where they are cached, and the threads that run them.
 
-Kernels release Python's lock, so plain threads run them side by side. A caller takes the threads that are idle and
-works itself: calls from several threads never wait for each other, and together they have no more threads than torch is
-set to.
+Kernels release the GIL, so plain threads run them in parallel. A caller uses idle worker threads besides its own: calls
+from several threads never wait for each other, and there are always fewer workers than torch's number of threads.
 """
 
 from __future__ import annotations
@@ -27,10 +26,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-# Sums may be reordered, but numbers that are not finite stay so.
+# Sums may be reordered, but infinities and NaN are preserved.
 FAST_MATH = frozenset({"reassoc", "contract", "arcp", "nsz"})
-# Options of ``numba.njit`` for what kernels call, without and with reordered sums. Only kernels are called from Python:
-# code that takes arguments apart is most of what compiling a small function takes.
+# Options of ``numba.njit`` for functions that kernels call, without and with reordered sums. They are not called from
+# Python: code that unpacks Python arguments would take most of the time to compile a small function.
 EXACT: dict[str, Any] = {"error_model": "numpy", "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 FAST: dict[str, Any] = EXACT | {"fastmath": set(FAST_MATH)}
 
@@ -47,11 +46,11 @@ def _has_numba() -> bool:
 
 
 def compiled(*tensors: Tensor, dtype: torch.dtype | None = None) -> bool:
-    """Whether compiled kernels can take these tensors: all on the CPU, Numba installed and not switched off.
+    """Whether compiled kernels can be used for these tensors: all on the CPU, Numba installed and not disabled.
 
     Args:
         tensors: The tensors.
-        dtype: What they all must be. Default: anything.
+        dtype: The dtype that they all must have. Default: any.
     """
     backend = os.environ.get("TOPOMASK_BACKEND", "auto")
     if backend not in ("auto", "reference"):
@@ -63,39 +62,39 @@ def compiled(*tensors: Tensor, dtype: torch.dtype | None = None) -> bool:
 
 
 def implementation(op: str, *tensors: Tensor, dtype: torch.dtype | None = None) -> types.ModuleType:
-    """The compiled kernels of an op where they can take these tensors, else its reference; imported now.
+    """Import and return the compiled kernels of an op if they can be used for these tensors, else its reference.
 
     Args:
-        op: The package of the op, which passes its ``__name__``. It has the modules ``numba`` and ``reference``.
-        tensors: What the kernels are to take.
-        dtype: What the kernels take, where that is not everything.
+        op: The ``__name__`` of the op's package, which has the modules ``numba`` and ``reference``.
+        tensors: Inputs of the kernels.
+        dtype: The dtype that the kernels require. Default: any.
     """
     return importlib.import_module(f"{op}.{'numba' if compiled(*tensors, dtype=dtype) else 'reference'}")
 
 
 def arrays(*tensors: Tensor) -> list[np.ndarray]:
-    """The memory of CPU tensors as contiguous NumPy arrays."""
+    """Return CPU tensors as contiguous NumPy arrays, which share the memory of contiguous tensors."""
     return [tensor.detach().contiguous().numpy() for tensor in tensors]
 
 
 def by_head(values: Tensor) -> np.ndarray:
-    """Values [V, P] as an array; those of a single head, [P], with one row."""
+    """Return values [V, P] as an array; values of a single head, [P], become one row."""
     (array,) = arrays(values)
     return array if array.ndim == 2 else array[None]
 
 
 def in_float32(op: Any) -> None:
-    """Let an op take its floating inputs in float32 under autocast: sums of many terms need it."""
+    """Cast the floating-point inputs of an op to float32 under autocast: sums of many terms need it."""
     for device in ("cpu", "cuda"):
         op.register_autocast(device, torch.float32)
 
 
-# Blocks whose results are kept apart until they are added up; each takes memory.
+# The most blocks whose results are stored separately before they are added up; each needs memory.
 MAX_PARTS = 8
 
 
 def row_blocks(row_ptr: Tensor | np.ndarray, max_blocks: int | None = None) -> np.ndarray:
-    """Rows where blocks of about equally many entries begin: one per thread, ``max_blocks`` at most, [blocks + 1]."""
+    """Return where blocks of about equally many entries begin: one per thread, at most ``max_blocks``, [blocks + 1]."""
     ptr = row_ptr.numpy() if isinstance(row_ptr, Tensor) else row_ptr
     count = max(1, min(torch.get_num_threads(), max_blocks or len(ptr), len(ptr) - 1))
     blocks = np.full(count + 1, len(ptr) - 1)
@@ -108,7 +107,7 @@ def row_blocks(row_ptr: Tensor | np.ndarray, max_blocks: int | None = None) -> n
 
 @cache
 def _source_digest() -> str:
-    """A hash of the sources of all kernels: the folders of ops, and files beside them that mention Numba."""
+    """Return a hash of the sources of all kernels: the folders of ops, and files next to them that mention Numba."""
     digest, root = hashlib.blake2b(digest_size=6), Path(__file__).parent
     for path in sorted(root.rglob("*.py")):
         source = path.read_bytes()
@@ -118,10 +117,10 @@ def _source_digest() -> str:
 
 
 class _Worker:
-    """A thread that waits for something to do."""
+    """A thread that waits for work."""
 
     def __init__(self) -> None:
-        # Both are held while there is nothing to do, and nothing was done.
+        # Both are locked while the thread is idle.
         self._has_work, self._is_done = threading.Lock(), threading.Lock()
         self._has_work.acquire()
         self._is_done.acquire()
@@ -134,7 +133,7 @@ class _Worker:
         self._has_work.release()
 
     def wait(self) -> BaseException | None:
-        """Wait until the work is done; the error that it ended with."""
+        """Wait until the work is done; returns the error that it raised, if any."""
         self._is_done.acquire()
         error, self._error = self._error, None
         return error
@@ -157,7 +156,7 @@ _lock = threading.Lock()
 
 
 def _forget_workers() -> None:
-    """A forked process has no threads but the one that forked."""
+    """Start without workers in a forked process, which only has the thread that forked."""
     global _num_workers, _lock
     _idle.clear()
     _num_workers, _lock = 0, threading.Lock()
@@ -168,7 +167,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def _take(count: int) -> list[_Worker]:
-    """Workers for a caller: ``count`` less those that are at work for others."""
+    """Return workers for a caller: ``count`` minus those that work for others."""
     global _num_workers
     with _lock:
         wanted = count - (_num_workers - len(_idle))
@@ -187,12 +186,12 @@ def _give_back(workers: list[_Worker], lost: int) -> None:
 
 
 def run_blocks(kernel: Callable[..., Any], num_blocks: int, arguments: tuple[Any, ...]) -> None:
-    """Call ``kernel(start_block, stop_block, *arguments)`` for ranges that make up all blocks, in several threads.
+    """Call ``kernel(start_block, stop_block, *arguments)`` for ranges that cover all blocks, in several threads.
 
     Args:
-        kernel: Releases Python's lock.
-        num_blocks: How many blocks there are; they do not depend on each other.
-        arguments: What else it takes.
+        kernel: The kernel, which releases the GIL.
+        num_blocks: Number of blocks, which are independent of each other.
+        arguments: Other arguments of the kernel.
     """
     threads = min(torch.get_num_threads(), num_blocks)
     workers = _take(threads - 1) if threads > 1 else []
@@ -216,7 +215,7 @@ def run_blocks(kernel: Callable[..., Any], num_blocks: int, arguments: tuple[Any
                 if error is not None:
                     errors.append(error)
         finally:
-            # Whoever is interrupted while waiting leaves workers behind that are still at work.
+            # A caller that is interrupted while waiting leaves workers behind that are still busy.
             _give_back(finished, len(workers) - len(finished))
     if errors:
         raise errors[0]
@@ -227,7 +226,7 @@ _NOTHING = nullcontext()
 
 
 def _unpatched() -> AbstractContextManager[None]:
-    """A context with Python's own functions, for which ``torch.export`` puts others that Numba does not know."""
+    """A context with Python's own functions: ``torch.export`` replaces some with others that Numba does not support."""
     return _NOTHING if math.pow is _POW and builtins.max is _MAX else _with_own_functions()
 
 
@@ -244,13 +243,13 @@ def _with_own_functions() -> Iterator[None]:
 class Kernel:
     """A function compiled by Numba on first use.
 
-    Compiled code is cached on disk: beside the source, in the user's cache folder where that is read-only, and nowhere
-    if that is too. Arrays may come in NamedTuples.
+    Compiled code is cached on disk: next to the source, in the user's cache folder if that is read-only, and nowhere if
+    both are. Arguments may be NamedTuples of arrays.
 
     Args:
         function: A function in the subset of Python that Numba compiles.
-        fastmath: Whether sums may be reordered; numbers that are not finite stay so. Never where results must be the
-            same to the last bit.
+        fastmath: Whether sums may be reordered; infinities and NaN are preserved. Not for results that must be
+            reproducible to the last bit.
     """
 
     def __init__(self, function: Callable[..., Any], fastmath: bool = False) -> None:
@@ -264,30 +263,30 @@ class Kernel:
         import numba
 
         options = (FAST if self.fastmath else EXACT) | {"nogil": True, "no_cpython_wrapper": False}
-        # Numba's cache knows functions by name and file, not by what other files they are built of.
+        # Numba's cache identifies functions by name and file, and ignores changes in other files that they use.
         function = types.FunctionType(self.function.__code__, self.function.__globals__)
         function.__qualname__ = f"{self.function.__name__}_{_source_digest()}"
         function.__module__ = self.function.__module__
         try:
             compiled: Callable[..., Any] = numba.njit(function, cache=True, **options)
         except RuntimeError:
-            # There is no folder that the cache could be written to.
+            # There is no writable folder for the cache.
             compiled = numba.njit(function, **options)
         return compiled
 
     def __call__(self, *arguments: Any) -> Any:
-        """Run in this thread."""
+        """Run the kernel in this thread."""
         with _unpatched():
             return self.compiled(*arguments)
 
 
 class BlockKernel(Kernel):
-    """A kernel whose work comes in blocks that do not depend on each other, which threads share.
+    """A kernel whose work is split into independent blocks, which threads share.
 
-    The function takes the first block and the one after the last, and then its other arguments.
+    The function takes the first block and the one after the last, followed by its other arguments.
     """
 
     def __call__(self, num_blocks: int, *arguments: Any) -> None:
-        """Run with as many threads as torch would use, one block for each at least."""
+        """Run the kernel with as many threads as torch would use, each with at least one block."""
         with _unpatched():
             run_blocks(self.compiled, num_blocks, arguments)

@@ -1,4 +1,4 @@
-"""Block-diagonal matrices: the pattern of all entries of square blocks, and how products find them."""
+"""Block-diagonal matrices: the pattern of square blocks, and where their entries are in products with unit vectors."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from topomask.ops.sparse_product import Pattern, make_pattern, suggest_order
 
 
 def find_block_pattern(sizes: Tensor, num_rows: int, num_entries: int) -> Pattern:
-    """All entries of square blocks of these sizes [G], one after the other along the diagonal; found once.
+    """Return the pattern of a block-diagonal matrix, with all entries of square blocks; it is computed once.
 
     Args:
-        sizes: The size of every block.
-        num_rows: What the sizes add up to.
-        num_entries: What their squares add up to.
+        sizes: The size of every block, [G].
+        num_rows: The sum of the sizes.
+        num_entries: The sum of their squares.
     """
     return Pattern(*_block_pattern([sizes], [num_entries, num_rows]))
 
@@ -24,21 +24,21 @@ def find_block_pattern(sizes: Tensor, num_rows: int, num_entries: int) -> Patter
 def find_block_places(
     sizes: Tensor, num_rows: int, num_entries: int, largest: int, width: int
 ) -> tuple[Tensor, Tensor | None]:
-    """Where the entries of all blocks are in products with ``width`` columns at a time; found once.
+    """Return where the entries of all blocks are in products with ``width`` columns at a time; it is computed once.
 
-    Column c asks every block for its c-th column. The first stretch of columns finds some entries of every block, the
-    next one more of them, up to the ``largest`` size.
+    Column c of the products is the c-th column of every block. The first chunk of columns has some entries of every
+    block, the next one more of them, and so on up to the ``largest`` size.
 
     Args:
         sizes: The size of every block, [G].
-        num_rows: What the sizes add up to.
-        num_entries: What their squares add up to.
-        largest: The largest of them.
-        width: Columns at a time.
+        num_rows: The sum of the sizes.
+        num_entries: The sum of their squares.
+        largest: The largest size.
+        width: Number of columns at a time.
 
     Returns:
-        The places of entries in the product [num_rows, width] of every stretch, flat, one stretch after the other, [P];
-        and where the entries of the pattern, row by row, are among these, [P]: None where one stretch finds all.
+        The flat positions of entries in the product [num_rows, width] of every chunk, one chunk after the other, [P];
+        and the index among these of every entry of the pattern, row by row, [P], or None if there is only one chunk.
     """
     where, order = _block_places([sizes], [num_entries, num_rows, largest, width])
     return where, None if width >= largest else order
@@ -58,7 +58,7 @@ def _block_pattern(tensors: list[Tensor], numbers: list[int]) -> Pattern:
     starts = segments.pointers(sizes)[:-1].repeat_interleave(sizes)
     columns = segments.ranges(starts, counts).to(segments.index_type(num_rows))
     pattern = make_pattern(segments.pointers(counts), columns, num_rows)
-    # Rows of a block are neighbours already.
+    # Rows of a block are already next to each other.
     suggest_order(pattern.columns, sizes, _as_they_come)
     return pattern
 

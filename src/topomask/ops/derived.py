@@ -1,7 +1,7 @@
-"""Index tensors that are derived from others once, and kept as long as those are: patterns of products, unions, ...
+"""Index tensors that are derived from others once, and cached as long as those live: patterns of products, unions, ...
 
-What is kept is found by the tensors themselves, at run time, also inside ``torch.compile``: there a derivation is an
-op, so compiled code holds nothing of one graph, and serves the next.
+Results are looked up by the identity of tensors at run time, also inside ``torch.compile``: there, a derivation is an
+op, so compiled code stores nothing about one graph and works for the next.
 """
 
 from __future__ import annotations
@@ -19,30 +19,30 @@ from torch.utils.weak import TensorWeakRef, WeakTensorKeyDictionary
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
-# Results that are kept for one first tensor and different others.
+# The most results that are cached for one first tensor and different others.
 _MAX_SLOTS = 4
 
-# By the first of the tensors that results were derived from.
+# Cached results, by the first of the tensors that they were derived from.
 _kept: Any = WeakTensorKeyDictionary()
 
 
 def constant_when_compiled(function: _Function) -> _Function:
-    """``torch.compiler.assume_constant_result``, without its import of the compiler, which takes a second."""
+    """Do what ``torch.compiler.assume_constant_result`` does, without importing the compiler, which takes a second."""
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function
 
 
 @contextmanager
 def plainly() -> Iterator[None]:
-    """A context for what is computed once: without gradients, outside of inference mode, transforms and fake tensors.
+    """A context for computing cached results: without gradients, inference mode, transforms and fake tensors.
 
-    What is kept must not be a wrapper that a transform of ``torch.func`` leaves behind.
+    A cached result must not be a wrapper left behind by a transform of ``torch.func``.
     """
     if torch.compiler.is_dynamo_compiling():
         with torch.inference_mode(False), torch.no_grad():
             yield
         return
-    # Both take a while to enter, and are rarely needed.
+    # Both are slow to enter, and rarely needed.
     transforms = temporarily_clear_interpreter_stack if torch._C._are_functorch_transforms_active() else nullcontext
     modes = _disable_current_modes if torch._C._len_torch_dispatch_stack() else nullcontext
     with transforms(), modes(), torch.inference_mode(False), torch.no_grad():
@@ -52,7 +52,7 @@ def plainly() -> Iterator[None]:
 class Derivation(NamedTuple):
     """How tensors are derived from tensors and numbers.
 
-    A shape of None is that of a result whose length only the computation tells.
+    A length of None is only known after the computation.
     """
 
     compute: Callable[..., Sequence[Tensor]]
@@ -64,13 +64,14 @@ _derivations: dict[str, Derivation] = {}
 
 
 def derivation(shapes: Callable[..., Sequence[tuple[int | None, torch.dtype]]]) -> Callable[..., Any]:
-    """Make a function of tensors and integers one whose results are kept as long as its first tensor is.
+    """Decorate a function of tensors and integers, so that its results are cached as long as its first tensor lives.
 
-    The function takes a list of tensors and a list of integers, and returns tensors of one axis.
+    The function takes a list of tensors and a list of integers, and returns one-dimensional tensors.
 
     Args:
-        shapes: From the same arguments, the length of every result, None where it is not known before, and its type.
-            It asks for ``tensor.shape[0]``: inside ``torch.compile``, ``len(tensor)`` would make the length a constant.
+        shapes: Takes the same arguments, and returns the length of every result, or None if it is not known in advance,
+            and its type. Must use ``tensor.shape[0]``: inside ``torch.compile``, ``len(tensor)`` would make the length
+            a constant.
     """
 
     def decorate(compute: Callable[[list[Tensor], list[int]], Sequence[Tensor]]) -> Callable[..., list[Tensor]]:
@@ -91,7 +92,7 @@ def derivation(shapes: Callable[..., Sequence[tuple[int | None, torch.dtype]]]) 
 
 
 def is_wrapped(tensor: Tensor) -> bool:
-    """Whether a transform of ``torch.func`` holds the tensor, for as long as it runs."""
+    """Whether the tensor is a wrapper of a ``torch.func`` transform that is running."""
     return torch._C._functorch.is_functorch_wrapped_tensor(tensor)
 
 
@@ -103,7 +104,7 @@ def _find(name: str, tensors: Sequence[Tensor], numbers: Sequence[int]) -> list[
             return found
     with plainly():
         found = list(_derivations[name].compute(list(tensors), list(numbers)))
-    # Weak: the first tensor may be among the others, or kept alive by what is derived from these.
+    # Weak references: the first tensor may be one of the others, or be kept alive by results derived from these.
     slots.append(([TensorWeakRef(other) for other in others], found))
     # The first tensor may outlive many others.
     del slots[:-_MAX_SLOTS]
@@ -112,14 +113,14 @@ def _find(name: str, tensors: Sequence[Tensor], numbers: Sequence[int]) -> list[
 
 @torch.library.custom_op("topomask::derive", mutates_args=())
 def _derive(name: str, tensors: list[Tensor], numbers: list[int]) -> list[Tensor]:
-    # Copies: compiled code may write over the memory of results that it has no more use for.
+    # Copies: compiled code may overwrite the memory of results that it no longer needs.
     return [result.clone() for result in _find(name, tensors, numbers)]
 
 
 @_derive.register_fake
 def _(name: str, tensors: list[Tensor], numbers: list[int]) -> list[Tensor]:
     shapes = _derivations[name].shapes(tensors, numbers)
-    # Results of unknown length have the same one.
+    # All results of unknown length have the same length.
     unknown: Any = None
     if any(length is None for length, _ in shapes):
         unknown = torch.library.get_ctx().new_dynamic_size()
@@ -127,6 +128,6 @@ def _(name: str, tensors: list[Tensor], numbers: list[int]) -> list[Tensor]:
 
 
 def _empty(name: str, tensors: Sequence[Tensor], numbers: Sequence[int], unknown: Any) -> list[Tensor]:
-    """Results without values. Where there are shapes alone, a length that only values could tell is taken for 0."""
+    """Return uninitialised results; lengths that depend on values are ``unknown``."""
     shapes = _derivations[name].shapes(tensors, numbers)
     return [tensors[0].new_empty(unknown if length is None else length, dtype=dtype) for length, dtype in shapes]

@@ -1,7 +1,7 @@
-"""Pieces of LLVM code that inner loops of kernels are put together from.
+"""Building blocks of LLVM code for the inner loops of kernels.
 
-A builder is told what to do at the place where it stands. Matrices are float32, given by their address; a vector holds
-one number of each of 16 rows.
+Functions emit code at the current position of a builder. Matrices are float32 and given by address; a vector holds one
+number of each of 16 rows.
 """
 
 from __future__ import annotations
@@ -22,64 +22,64 @@ VECTOR = ir.VectorType(FLOAT, LANES)
 ZERO = ir.Constant(VECTOR, [0.0] * LANES)
 FAST = tuple(sorted(FAST_MATH))
 _CACHE_LINE = 64
-# Cache lines of a row that are fetched ahead; longer rows are left to the hardware.
+# Cache lines of a row that are prefetched; the rest of longer rows is left to the hardware.
 _LINES_AHEAD = 4
 
 
 def integer(value: int) -> Any:
-    """A constant."""
+    """Return a constant of 64 bits."""
     return ir.Constant(INT64, value)
 
 
 def pointer(builder: Any, base: Any, offset: Any, kind: Any) -> Any:
-    """The address of 32-bit number ``offset`` after ``base``."""
+    """Return the address of the 32-bit number at index ``offset`` from ``base``."""
     return builder.inttoptr(builder.add(base, builder.shl(offset, integer(2))), kind.as_pointer())
 
 
 def load(builder: Any, base: Any, offset: Any, kind: Any = VECTOR) -> Any:
-    """The vector that begins at number ``offset`` after ``base``."""
+    """Load the vector that begins at index ``offset`` from ``base``."""
     value = builder.load(pointer(builder, base, offset, kind))
     value.align = 4
     return value
 
 
 def store(builder: Any, value: Any, base: Any, offset: Any) -> None:
-    """Write a vector from number ``offset`` after ``base`` on."""
+    """Store a vector that begins at index ``offset`` from ``base``."""
     builder.store(value, pointer(builder, base, offset, value.type)).align = 4
 
 
 def add_to(builder: Any, value: Any, base: Any, offset: Any) -> None:
-    """Add a vector to the one that begins at number ``offset`` after ``base``."""
+    """Add a vector to the one that begins at index ``offset`` from ``base``."""
     store(builder, add(builder, load(builder, base, offset), value), base, offset)
 
 
 def load_integer(builder: Any, base: Any, offset: Any) -> Any:
-    """The 32-bit integer at number ``offset`` after ``base``, as one of 64 bits."""
+    """Load the 32-bit integer at index ``offset`` from ``base``, extended to 64 bits."""
     return builder.sext(builder.load(pointer(builder, base, offset, INT32)), INT64)
 
 
 def broadcast(builder: Any, base: Any, offset: Any) -> Any:
-    """The number at ``offset`` after ``base``, in every lane."""
+    """Load the number at index ``offset`` from ``base`` into every lane."""
     return repeat(builder, builder.load(pointer(builder, base, offset, FLOAT)), LANES)
 
 
 def multiply(builder: Any, a: Any, b: Any) -> Any:
-    """The product of two vectors or numbers."""
+    """Multiply two vectors or numbers."""
     return builder.fmul(a, b, flags=FAST)
 
 
 def add(builder: Any, a: Any, b: Any) -> Any:
-    """The sum of two vectors or numbers."""
+    """Add two vectors or numbers."""
     return builder.fadd(a, b, flags=FAST)
 
 
 def multiply_add(builder: Any, total: Any, a: Any, b: Any) -> Any:
-    """The sum of ``total`` and a b."""
+    """Return ``total`` plus a times b."""
     return add(builder, total, multiply(builder, a, b))
 
 
 def lane_sum(builder: Any, vector: Any) -> Any:
-    """The sum of all lanes, as a number."""
+    """Return the sum of all lanes, as a number."""
     half = vector.type.count
     while half > 1:
         half //= 2
@@ -90,7 +90,7 @@ def lane_sum(builder: Any, vector: Any) -> Any:
 
 
 def repeat(builder: Any, number: Any, count: int) -> Any:
-    """A vector with the same number in every lane."""
+    """Return a vector with the same number in every lane."""
     undefined = ir.Constant(ir.VectorType(FLOAT, count), ir.Undefined)
     single = builder.insert_element(undefined, number, ir.Constant(INT32, 0))
     return builder.shuffle_vector(single, undefined, ir.Constant(ir.VectorType(INT32, count), [0] * count))
@@ -99,7 +99,7 @@ def repeat(builder: Any, number: Any, count: int) -> Any:
 def loop(
     builder: Any, first: Any, end: Any, step: int, initial: list[Any], body: Callable[[Any, list[Any]], list[Any]]
 ) -> list[Any]:
-    """A loop over first, first + step, ... < end that carries vectors; returns them after the last turn."""
+    """Loop over first, first + step, ... < end, and carry vectors; returns them after the last iteration."""
     before, head = builder.block, builder.append_basic_block("head")
     inside, after = builder.append_basic_block("body"), builder.append_basic_block("after")
     builder.branch(head)
@@ -121,7 +121,7 @@ def loop(
 
 
 def key_rows(builder: Any, base: Any, keys: Any, stride: Any) -> list[Any]:
-    """Addresses of the rows of a block of keys."""
+    """Return the addresses of the rows of a block of keys."""
     return [
         builder.add(base, builder.shl(builder.mul(load_integer(builder, keys, integer(c)), stride), integer(2)))
         for c in range(KEYS)
@@ -129,13 +129,13 @@ def key_rows(builder: Any, base: Any, keys: Any, stride: Any) -> list[Any]:
 
 
 def fetch_ahead(builder: Any, base: Any, keys: Any, stride: Any) -> None:
-    """Ask for the rows of a block of keys to be brought into the cache."""
+    """Prefetch the rows of a block of keys."""
     for row in key_rows(builder, base, keys, stride):
         fetch(builder, row)
 
 
 def fetch(builder: Any, row: Any) -> None:
-    """Ask for a row to be brought into the cache."""
+    """Prefetch a row."""
     kind = ir.FunctionType(ir.VoidType(), [INT8.as_pointer(), INT32, INT32, INT32])
     name = "llvm.prefetch.p0i8"
     prefetch = builder.module.globals.get(name) or ir.Function(builder.module, kind, name)
@@ -145,7 +145,7 @@ def fetch(builder: Any, row: Any) -> None:
 
 
 def lane_dots(builder: Any, lanes: Any, rows: list[Any], width: Any) -> list[Any]:
-    """Products of some rows, wherever they lie, with all lanes: sum_a rows[c][a] lanes[a, :] for every c."""
+    """Multiply some rows, at any addresses, with all lanes: returns sum_a rows[c][a] lanes[a, :] for every c."""
 
     def body(a, totals):
         lane = load(builder, lanes, builder.shl(a, integer(4)))
@@ -158,7 +158,7 @@ def lane_dots(builder: Any, lanes: Any, rows: list[Any], width: Any) -> list[Any
 
 
 def add_to_lanes(builder: Any, factors: list[Any], rows: list[Any], width: Any, lanes: Any) -> None:
-    """lanes[a, :] += sum_c factors[c] rows[c][a], for a vector of factors per row."""
+    """lanes[a, :] += sum_c factors[c] rows[c][a], with a vector of factors per row."""
 
     def body(a, _):
         place = builder.shl(a, integer(4))
@@ -172,7 +172,7 @@ def add_to_lanes(builder: Any, factors: list[Any], rows: list[Any], width: Any, 
 
 
 def row_dots(builder: Any, row: Any, others: list[Any], width: Any) -> list[Any]:
-    """Products of a row with some others, wherever they lie: 16 numbers at a time, then 8, then one."""
+    """Return the dot products of a row with some others, at any addresses: 16 numbers at a time, then 8, then one."""
     totals, start = [ir.Constant(FLOAT, 0.0)] * len(others), integer(0)
     for count in (LANES, LANES // 2):
         kind = ir.VectorType(FLOAT, count)
@@ -200,7 +200,7 @@ def row_dots(builder: Any, row: Any, others: list[Any], width: Any) -> list[Any]
 
 
 def add_scaled_rows(builder: Any, factors: list[Any], rows: list[Any], target: Any, width: Any) -> None:
-    """Add rows times factors to a target."""
+    """Add rows, each times its factor, to a target."""
     start = integer(0)
     for count in (LANES, LANES // 2):
         kind = ir.VectorType(FLOAT, count)
@@ -229,5 +229,5 @@ def add_scaled_rows(builder: Any, factors: list[Any], rows: list[Any], target: A
 
 
 def procedure(num_arguments: int) -> Any:
-    """The type of a function of addresses and integers that returns nothing."""
+    """Return the type of a function of addresses and integers that returns nothing."""
     return types.void(*[types.intp] * num_arguments)

@@ -1,7 +1,7 @@
-"""Ops that autograd, autocast, fake tensors, the compiler and torch.func understand, made from records of arguments.
+"""Ops that work with autograd, autocast, fake tensors, torch.compile and torch.func, declared as records of arguments.
 
-A record is a NamedTuple of tensors, numbers and further records. It is the signature of an op: the schema that torch
-sees, the reference, the kernel and the derivative all follow from it or take it whole.
+A record is a NamedTuple of tensors, numbers and nested records. It is the signature of an op: the schema that torch
+sees is derived from it, and the reference, the kernel and the backward pass take it, or its fields, as arguments.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from topomask.ops.backend import in_float32
 _FAKE = torch._C._TorchDispatchModeKey.FAKE
 
 Arguments = TypeVar("Arguments", bound=tuple[Any, ...])
-# A result, alone or followed by what only the derivative reads.
+# The result, alone or followed by tensors that only the backward pass reads.
 Outputs = Tensor | tuple[Tensor, ...]
-# From the arguments, the outputs that it reads, the gradient of the result and the names of the arguments whose
-# gradients are asked for, to these gradients by name. Others may be among them.
+# Takes the arguments, the outputs that it reads, the gradient of the result, and the names of the arguments that need
+# gradients. Returns gradients by name, possibly more than were asked for.
 Backward = Callable[[Arguments, tuple[Tensor, ...], Tensor, Collection[str]], dict[str, Tensor]]
 
 
 def is_transformed() -> bool:
-    """Whether code runs inside a transform of ``torch.func``, or takes forward-mode derivatives.
+    """Whether code runs inside a transform of ``torch.func``, or under forward-mode differentiation.
 
-    Tensors may then be wrappers without memory of their own, whose values nothing can be decided by.
+    Tensors may then be wrappers without memory of their own, so code must not branch on their values.
     """
     if torch.compiler.is_compiling():
         return False
@@ -41,17 +41,17 @@ def is_transformed() -> bool:
 
 
 def fake_mode() -> Any:
-    """The mode in which all tensors are fake, where there is one."""
+    """Return the active mode in which all tensors are fake, or None."""
     if torch.compiler.is_compiling():
         return None
     return torch._C._get_dispatch_mode(_FAKE)
 
 
 def has_values(tensor: Tensor) -> bool:
-    """Whether the values of a tensor can be looked at.
+    """Whether the values of a tensor can be read.
 
-    Not on the meta device, not those of fake tensors, not inside transforms of ``torch.func``, and not where code is
-    being compiled.
+    They cannot on the meta device, for fake tensors, inside transforms of ``torch.func``, or while code is being
+    compiled.
     """
     if torch.compiler.is_compiling() or tensor.is_meta or isinstance(tensor, FakeTensor):
         return False
@@ -59,14 +59,14 @@ def has_values(tensor: Tensor) -> bool:
 
 
 class Registered(NamedTuple):
-    """An op as torch knows it, and what transforms of ``torch.func`` need beside.
+    """An op registered with torch, and what transforms of ``torch.func`` need in addition.
 
     Attributes:
         op: The op.
-        items: From its arguments, which of them share their first axis with all outputs, as a batch of items that do
-            not depend on each other.
-        save: Keeps what ``differentiate`` needs; None for an op without a derivative.
-        differentiate: Its derivative.
+        items: Takes the arguments, and returns which of them share their first axis with all outputs, as a batch of
+            independent items.
+        save: Saves what ``differentiate`` needs; None for an op without a derivative.
+        differentiate: The backward pass; None for an op without a derivative.
     """
 
     op: Any
@@ -75,7 +75,7 @@ class Registered(NamedTuple):
     differentiate: Callable[..., tuple[Tensor | None, ...]] | None = None
 
     def __call__(self, *arguments: Any) -> Any:
-        """The outputs."""
+        """Return the outputs."""
         if not is_transformed():
             return self.op(*arguments)
         from topomask.ops.transforms import call
@@ -84,23 +84,23 @@ class Registered(NamedTuple):
 
 
 class Op(Generic[Arguments]):
-    """An op of torch, called with the record of its arguments; returns its result.
+    """A custom torch op. Calling it with the record of its arguments returns its result.
 
-    Fields of records inside the record are known as ``outer_inner``, to torch and in ``gradients``. Records may have a
-    method ``check``, which is called before a kernel reads them, also in compiled code: a ValueError where they are
-    wrong.
+    A field of a nested record is named ``outer_inner``, both in the schema and in ``gradients``. A record may have a
+    method ``check``, which raises a ValueError if the record is invalid. It is called before a kernel reads the record,
+    also in compiled code.
 
     Args:
-        name: Of the op in the namespace ``topomask``.
+        name: Name of the op in the namespace ``topomask``.
         arguments: Class of the record.
-        forward: Computes the result, or a tuple of the result and what else ``backward`` needs.
-        fake: Empty tensors of the shapes of these.
-        gradients: Floating arguments that get a gradient.
-        backward: The derivative, in terms of differentiable functions, which the compiler looks into.
-        backward_kernel: The derivative, as code that nothing looks into. It becomes an op itself, without a derivative.
-        shapes_only: Arguments of which ``backward`` reads no more than the shape; they are not kept.
-        reads_result: Whether ``backward`` reads a result that is the only output. Otherwise it is given none.
-        items: Arguments that share their first axis with all outputs: items that do not depend on each other.
+        forward: Computes the result, or a tuple of the result and other tensors that ``backward`` needs.
+        fake: Returns empty tensors with the shapes of the outputs of ``forward``.
+        gradients: Floating-point arguments that get a gradient.
+        backward: The backward pass, made of differentiable functions; the compiler traces it.
+        backward_kernel: The backward pass as opaque code. It becomes an op of its own, without a derivative.
+        shapes_only: Arguments of which ``backward`` reads only the shape; their values are not saved.
+        reads_result: Whether ``backward`` reads the result, if that is the only output. If False, it gets no outputs.
+        items: Arguments that share their first axis with all outputs, as a batch of independent items.
     """
 
     def __init__(
@@ -137,17 +137,17 @@ class Op(Generic[Arguments]):
         in_float32(self._op)
 
     def __call__(self, arguments: Arguments) -> Tensor:
-        """The result."""
+        """Return the result."""
         found = self._call(*flatten(arguments))
         return found[0] if isinstance(found, tuple) else found
 
     def outputs(self, arguments: Arguments) -> tuple[Tensor, ...]:
-        """The result, and what follows it, through which nothing flows back."""
+        """Return the result followed by the other outputs, which are detached."""
         result, *others = self._call(*flatten(arguments))
         return result, *(other.detach() for other in others)
 
     def check(self, arguments: Arguments, **options: Any) -> None:
-        """Let torch verify that the op is registered as it should be."""
+        """Let torch check that the op is registered correctly."""
         torch.library.opcheck(self._op, tuple(flatten(arguments)), **options)
 
     def _record(self, flat: Sequence[Any], checked: bool = False) -> Arguments:
@@ -158,7 +158,7 @@ class Op(Generic[Arguments]):
         return found
 
     def _opaque(self, name: str, num_outputs: int, kernel: Backward[Arguments]) -> Backward[Arguments]:
-        """The derivative as an op that returns the gradients that are asked for, in a list."""
+        """Make the backward pass an op, which returns a list of the gradients that are asked for."""
         outputs = {f"output_{k}": Tensor for k in range(num_outputs)}
         signature = {"grad": Tensor, "is_wanted": Sequence[bool]} | outputs | self._leaves
 
@@ -176,7 +176,7 @@ class Op(Generic[Arguments]):
             return [torch.empty_like(like, memory_format=torch.contiguous_format) for like in likes]
 
         def items(flat: Sequence[Any]) -> Sequence[bool]:
-            # Items share the gradient of whatever is no item.
+            # All items contribute to the gradient of an argument that has no axis of items.
             shared = any(not self._is_item[list(self._leaves).index(name)] for name in wanted(flat[1]))
             return [False] * len(signature) if shared else [True, False, *[True] * num_outputs, *self._is_item]
 
@@ -203,11 +203,13 @@ class Op(Generic[Arguments]):
         ctx.set_materialize_grads(False)
 
     def _differentiate(self, ctx: Any, grad: Tensor | None, *_: Tensor | None) -> tuple[Tensor | None, ...]:
-        """Nothing flows back through what follows the result."""
+        """Compute gradients. Outputs other than the result have none."""
         needs = dict(zip(self._leaves, ctx.needs_input_grad, strict=True))
         for name in needs:
             if needs[name] and name not in self.gradients:
-                raise ValueError(f"`{name}` gets no gradient from {self._op._qualname}. Detach it.")
+                raise ValueError(
+                    f"`{name}` requires a gradient, which {self._op._qualname} does not compute. Detach it."
+                )
         names = frozenset(name for name in self.gradients if needs[name])
         if grad is None or not names:
             return (None,) * len(needs)
@@ -221,7 +223,7 @@ class Op(Generic[Arguments]):
 
 
 def flatten(record: tuple[Any, ...]) -> list[Any]:
-    """The fields of a record, those of records inside it in their place."""
+    """Return the fields of a record in order, with nested records flattened."""
     leaves = []
     for field in record:
         if isinstance(field, tuple) and hasattr(field, "_fields"):
@@ -232,7 +234,7 @@ def flatten(record: tuple[Any, ...]) -> list[Any]:
 
 
 def _leaves(record: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Names and types of the fields of a record, those of records inside it in their place."""
+    """Yield the names and types of the fields of a record in order, with nested records flattened."""
     for name, kind, is_record in _fields(record):
         if is_record:
             yield from _leaves(kind, f"{prefix}{name}_")
@@ -241,12 +243,12 @@ def _leaves(record: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _build(record: Any, leaves: Iterator[Any]) -> Any:
-    """A record from its leaves."""
+    """Build a record from its flattened fields."""
     return record(*(_build(kind, leaves) if is_record else next(leaves) for _, kind, is_record in _fields(record)))
 
 
 def _find_checked(record: Any, path: str = "") -> Iterator[str]:
-    """Where there are records that can be checked: those inside others first, itself at an empty path."""
+    """Yield the paths of all records that have a ``check``, nested ones first; that of the record itself is empty."""
     for name, kind, is_record in _fields(record):
         if is_record:
             yield from _find_checked(kind, f"{path}.{name}" if path else name)
@@ -255,9 +257,9 @@ def _find_checked(record: Any, path: str = "") -> Iterator[str]:
 
 
 def check_shape(name: str, tensor: Tensor, *sizes: int | None) -> None:
-    """A ValueError unless a tensor has this shape; None stands for any size."""
+    """Raise a ValueError unless a tensor has this shape; None allows any size."""
     shape = tensor.shape
-    # Compared as a whole first: this is part of every call of a kernel.
+    # Compared as a whole first, since this is part of every kernel call.
     if shape != sizes and (
         len(shape) != len(sizes) or any(b not in (None, a) for a, b in zip(shape, sizes, strict=True))
     ):
@@ -266,7 +268,7 @@ def check_shape(name: str, tensor: Tensor, *sizes: int | None) -> None:
 
 
 def check_values(name: str, values: Tensor | None, count: int) -> None:
-    """A ValueError unless there is a value per entry, [P], or one per head and entry, [V, P]."""
+    """Raise a ValueError unless there is one value per entry, [P], or per head and entry, [V, P]."""
     if values is not None and (values.ndim not in (1, 2) or values.shape[-1] != count):
         raise ValueError(
             f"`{name}` must have shape [{count}] or [heads, {count}], one value per entry of the pattern, but has "
@@ -278,12 +280,12 @@ def check_values(name: str, values: Tensor | None, count: int) -> None:
 
 @cache
 def _fields(record: Any) -> list[tuple[str, Any, bool]]:
-    """Names and types of the fields of a record, and whether they are records."""
+    """Return the names and types of the fields of a record, and whether they are records themselves."""
     return [(name, kind, hasattr(kind, "_fields")) for name, kind in get_type_hints(record).items()]
 
 
 def _define(name: str, parameters: dict[str, Any], returns: Any, function: Callable[..., Any]) -> Any:
-    """A custom op with a signature that only exists as data."""
+    """Define a custom op whose signature is given as data."""
 
     def flat(*leaves: Any) -> Any:
         return function(*leaves)

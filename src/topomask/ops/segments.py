@@ -1,6 +1,6 @@
-"""Ragged arrays: values that lie one segment after the other, delimited by pointers [S + 1].
+"""Ragged arrays: values stored one segment after the other, delimited by pointers [S + 1].
 
-Compiled kernels read them by address, so they are checked before: once for as long as nobody writes to them.
+Compiled kernels do not check bounds, so index tensors are checked before: once, as long as nobody writes to them.
 """
 
 from __future__ import annotations
@@ -17,41 +17,41 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 
 def index(ptr: Tensor, num_values: int | None = None) -> Tensor:
-    """The segment that every value belongs to, [ptr[-1]]; where that number is given, pointers are not looked at."""
+    """Return the segment of every value, [ptr[-1]]; ``num_values``, if given, saves reading that length."""
     return torch.repeat_interleave(
         torch.arange(ptr.shape[0] - 1, device=ptr.device), ptr.diff(), output_size=num_values
     )
 
 
 def index_type(end: int) -> torch.dtype:
-    """The smallest type of integers below ``end`` that torch can index with."""
+    """Return the smallest type that torch can index with and that holds integers below ``end``."""
     return torch.int32 if end < 2**31 else torch.int64
 
 
 def pointers(counts: Tensor) -> Tensor:
-    """Pointers [S + 1] from the sizes of segments [S]."""
+    """Return pointers [S + 1] from the sizes of segments [S]."""
     ptr = counts.new_zeros(len(counts) + 1, dtype=torch.int64)
     torch.cumsum(counts, dim=0, out=ptr[1:])
     return ptr
 
 
 def join(parts: Sequence[Tensor]) -> Tensor:
-    """Pointers of segments that lie one part after the other, from the pointers of every part."""
+    """Return the pointers of the segments of all parts, one part after the other, from the pointers of every part."""
     return pointers(torch.cat([part.diff() for part in parts]))
 
 
 def ranges(starts: Tensor, counts: Tensor) -> Tensor:
-    """The integers starts[k], ..., starts[k] + counts[k] - 1 for every k, one run after the other."""
+    """Return the integers starts[k], ..., starts[k] + counts[k] - 1 for every k, one range after the other."""
     offsets = pointers(counts)
     total = int(offsets[-1])
     return torch.arange(total, device=starts.device) + torch.repeat_interleave(starts - offsets[:-1], counts)
 
 
 def cumulative_sum(values: Tensor, ptr: Tensor) -> Tensor:
-    """Running sums that start anew in every segment.
+    """Return running sums that restart in every segment.
 
-    A segment's result depends on its own values alone, to the last bit, which a global cumulative sum less an offset
-    would not give. Takes log2 of the longest segment passes.
+    The result of a segment depends on its own values alone, to the last bit, unlike a global cumulative sum minus an
+    offset. The number of passes is log2 of the longest segment.
     """
     out = values.clone()
     if not len(values):
@@ -69,14 +69,14 @@ def cumulative_sum(values: Tensor, ptr: Tensor) -> Tensor:
 
 
 def last(values: Tensor, ptr: Tensor) -> Tensor:
-    """The last value of every segment, 0 for empty ones, [S]."""
+    """Return the last value of every segment, 0 for empty ones, [S]."""
     if not len(values):
         return values.new_zeros(len(ptr) - 1)
     return torch.where(ptr.diff() > 0, values[(ptr[1:] - 1).clamp(min=0)], 0.0)
 
 
 def check_indices(name: str, values: Tensor, end: int, small: bool = False) -> None:
-    """A ValueError unless these are integers in [0, end), [P]."""
+    """Raise a ValueError unless these are integers in [0, end), [P]."""
     check_integers(name, values, small)
     if not len(values):
         return
@@ -84,19 +84,19 @@ def check_indices(name: str, values: Tensor, end: int, small: bool = False) -> N
     if low < 0 or high >= end:
         place = int(((values < 0) | (values.to(torch.int64) >= end)).to(torch.int8).argmax())
         raise ValueError(
-            f"`{name}` must lie in [0, {end}), but {name}[{place}] is {int(values[place])}. Number from 0 to {end - 1}."
+            f"`{name}` must lie in [0, {end}), but {name}[{place}] is {int(values[place])}. Use 0 to {end - 1}."
         )
 
 
 def check_permutation(name: str, values: Tensor, size: int) -> None:
-    """A ValueError unless these are the integers below ``size``, each once."""
+    """Raise a ValueError unless these are the integers below ``size``, each once."""
     check_indices(name, values, size)
     if len(values) != size or not bool((torch.bincount(values, minlength=size) == 1).all()):
-        raise ValueError(f"`{name}` must hold each of the {size} integers below {size} once. Pass a permutation.")
+        raise ValueError(f"`{name}` must have each of the {size} integers below {size} once. Pass a permutation.")
 
 
 def check_pointers(name: str, ptr: Tensor, end: int, count: int | None = None) -> None:
-    """A ValueError unless these delimit segments of ``end`` values; ``count`` of them, where that is given."""
+    """Raise a ValueError unless these delimit segments of ``end`` values, and ``count`` segments if that is given."""
     check_integers(name, ptr)
     if not len(ptr) or (count is not None and len(ptr) != count + 1):
         expected = "[segments + 1]" if count is None else f"[{count + 1}]"
@@ -105,28 +105,28 @@ def check_pointers(name: str, ptr: Tensor, end: int, count: int | None = None) -
     if bool(falls.any()):
         place = int(falls.nonzero()[0])
         raise ValueError(
-            f"`{name}` must not descend, but {name}[{place}] is {int(ptr[place])} and {name}[{place + 1}] is "
-            f"{int(ptr[place + 1])}. Pass the running sum of the sizes of segments, from 0 on."
+            f"`{name}` must not decrease, but {name}[{place}] is {int(ptr[place])} and {name}[{place + 1}] is "
+            f"{int(ptr[place + 1])}. Pass the running sum of the sizes of segments, starting at 0."
         )
     if int(ptr[0]) != 0 or int(ptr[-1]) != end:
         raise ValueError(
             f"`{name}` must start at 0 and end at {end}, the number of values, but goes from {int(ptr[0])} to "
-            f"{int(ptr[-1])}. Pass the running sum of the sizes of segments, from 0 on."
+            f"{int(ptr[-1])}. Pass the running sum of the sizes of segments, starting at 0."
         )
 
 
 def check_integers(name: str, values: Tensor, small: bool = False) -> None:
-    """A ValueError unless these are integers, [P], of int64 or int32; smaller ones where that is allowed."""
+    """Raise a ValueError unless these are int64 or int32 integers, [P]; ``small`` allows smaller types too."""
     kinds = (torch.int64, torch.int32, *((torch.uint8, torch.int16, torch.int8) if small else ()))
     if values.ndim != 1 or values.dtype not in kinds:
         raise ValueError(
-            f"`{name}` must be integers of int64 or int32 with one axis, but has shape {tuple(values.shape)} and dtype "
-            f"{values.dtype}. Convert it with .long()."
+            f"`{name}` must be one-dimensional with dtype int64 or int32, but has shape {tuple(values.shape)} and "
+            f"dtype {values.dtype}. Convert it with .long()."
         )
 
 
 def first_repeat(values: Tensor, ptr: Tensor) -> int | None:
-    """The first place where a value is not larger than the one before it in its segment, or None."""
+    """Return the first index of a value that is not larger than the one before it in its segment, or None."""
     follows = torch.ones(len(values) + 1, dtype=torch.bool, device=values.device)
     follows[ptr.to(torch.int64)] = False
     repeats = follows[1:-1] & (values[1:] <= values[:-1])
@@ -134,7 +134,7 @@ def first_repeat(values: Tensor, ptr: Tensor) -> int | None:
 
 
 class _Checked(NamedTuple):
-    """Tensors as they were when they were checked."""
+    """The state of tensors when they were checked."""
 
     versions: list[int]
     addresses: list[int]
@@ -143,34 +143,34 @@ class _Checked(NamedTuple):
 
 _version, _address = attrgetter("_version"), methodcaller("data_ptr")
 
-# By what checked them, the numbers that it took, and the identities of tensors.
+# By the check, its numbers, and the identities of tensors.
 _checked: dict[tuple[Any, ...], _Checked] = {}
 
 
 def check_once(check: Callable[..., None], tensors: Sequence[Tensor], *numbers: Any) -> None:
-    """Check index tensors when they are first seen, and afterwards only that nobody has written to them.
+    """Check index tensors on first use, and afterwards only that nobody has written to them.
 
     Args:
-        check: Raises a ValueError where something is wrong. Takes the tensors and the numbers.
+        check: Takes the tensors and the numbers, and raises a ValueError if something is wrong.
         tensors: The tensors.
         numbers: What else the check depends on.
 
     Raises:
-        ValueError: If something is wrong, or if a tensor was written to: what was computed of it before is kept.
+        ValueError: If something is wrong, or if a tensor was written to, since results computed from it are cached.
     """
     key = (check, numbers, *map(id, tensors))
     found = _checked.get(key)
-    # This is part of every call of a kernel.
+    # This is part of every kernel call.
     if found is not None:
         if found.versions != [*map(_version, tensors)]:
             raise ValueError(
-                "An index tensor of a graph, of walks or of a pattern was written to after its first use. They do not "
-                "change: make a new object instead, for walks with dataclasses.replace(walks, columns=...)."
+                "An index tensor of a graph, of walks or of a pattern was written to after its first use. Such tensors "
+                "must not change. Make a new object instead, for walks with dataclasses.replace(walks, columns=...)."
             )
-        # Memory that is shared with other processes moves.
+        # Sharing a tensor with other processes moves its memory.
         if found.addresses == [*map(_address, tensors)]:
             return
-    # Those without values, on the meta device or fake, are never read by a kernel.
+    # Kernels never read tensors without values: on the meta device, or fake.
     if any(tensor.is_meta or isinstance(tensor, FakeTensor) for tensor in tensors):
         return
     check(*tensors, *numbers)
@@ -178,8 +178,8 @@ def check_once(check: Callable[..., None], tensors: Sequence[Tensor], *numbers: 
 
 
 def mark_checked(check: Callable[..., None], tensors: Sequence[Tensor], *numbers: Any) -> None:
-    """Say that a check would find nothing, where the tensors were just computed."""
-    # Nothing tells whether somebody writes to tensors of inference mode.
+    """Mark tensors that were just computed as checked."""
+    # Writes to tensors of inference mode cannot be detected.
     if any(tensor.is_inference() or tensor.is_meta for tensor in tensors):
         return
     key = (check, numbers, *map(id, tensors))

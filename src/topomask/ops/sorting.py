@@ -1,4 +1,4 @@
-"""Sorting inside compiled kernels. NumPy's own takes Numba seconds to compile, for every type anew."""
+"""Sorting inside compiled kernels. Numba needs seconds to compile NumPy's sort, once per type."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from topomask.ops.backend import EXACT
 
 @njit(**EXACT)
 def sort(values: Any) -> None:
-    """Sort numbers in place, ascending: Shell's way, by gaps that shrink by a third."""
+    """Sort numbers in place, in ascending order: Shellsort, with gaps that shrink to a third."""
     count, gap = len(values), 1
     while 3 * gap + 1 < count:
         gap = 3 * gap + 1

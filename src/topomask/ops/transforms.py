@@ -1,4 +1,4 @@
-"""Ops inside transforms of ``torch.func``: gradients and ``vmap``; forward-mode derivatives are refused."""
+"""Ops inside transforms of ``torch.func``: gradients and ``vmap``; forward-mode derivatives raise an error."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from topomask.ops.registration import Registered
 
 
 def call(registered: Registered, arguments: Sequence[Any]) -> Any:
-    """The outputs of an op, for tensors that may be wrapped."""
+    """Return the outputs of an op, for tensors that may be wrapped by a transform."""
     return _function(registered).apply(*arguments)
 
 
 @cache
 def _function(registered: Registered) -> type[torch.autograd.Function]:
-    """The op as a function that transforms know to take apart: ops with a derivative of their own they do not."""
+    """Make the op an autograd function: transforms support these, but not ops with a registered derivative."""
     name = registered.op._qualname
 
     def forward(*arguments: Any) -> Any:
@@ -33,15 +33,15 @@ def _function(registered: Registered) -> type[torch.autograd.Function]:
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         if registered.differentiate is None:
             raise NotImplementedError(
-                f"{name} has no derivative: it is one itself, or its arguments are data. Take second derivatives with "
-                "strategy='dense', whose operations are PyTorch's own."
+                f"{name} has no derivative: it is a derivative itself, or its arguments are data. For second "
+                "derivatives, use strategy='dense', which consists of PyTorch operations."
             )
         return registered.differentiate(ctx, *grads)
 
     def jvp(_: Any, *tangents: Any) -> Any:
         raise NotImplementedError(
-            f"{name} has no forward-mode derivative, which torch.func.jvp, jacfwd and hessian ask for. Take "
-            "torch.func.vjp, jacrev or grad, or strategy='dense', whose operations are PyTorch's own."
+            f"{name} has no forward-mode derivative, which torch.func.jvp, jacfwd and hessian need. Use "
+            "torch.func.vjp, jacrev or grad, or strategy='dense', which consists of PyTorch operations."
         )
 
     def vmap(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> tuple[Any, Any]:
@@ -60,7 +60,7 @@ def _function(registered: Registered) -> type[torch.autograd.Function]:
 def _fold(
     registered: Registered, arguments: Sequence[Any], axes: Sequence[int | None], is_item: Sequence[bool], size: int
 ) -> Tensor | tuple[Tensor, ...]:
-    """One call, with the axis of ``vmap`` as part of the axis of items."""
+    """Call the op once, with the axis of ``vmap`` merged into the axis of items."""
 
     def joined(x: Any, axis: int | None, item: bool) -> Any:
         if not item or not isinstance(x, Tensor):
@@ -76,7 +76,7 @@ def _fold(
 def _loop(
     registered: Registered, arguments: Sequence[Any], axes: Sequence[int | None], size: int
 ) -> Tensor | tuple[Tensor, ...]:
-    """One call after the other."""
+    """Call the op once for every index of the axis of ``vmap``."""
     found = [
         registered(*(x if axis is None else x.select(axis, number) for x, axis in zip(arguments, axes, strict=True)))
         for number in range(size)

@@ -36,7 +36,7 @@ def predict(
         files: The files.
         top: Number of classes to list per file.
         num_steps: Number of frames to predict, for particles.
-        output: File for the positions of particles. Default: ``<file>-predicted.npz`` beside the file.
+        output: File for the positions of particles. Default: ``<file>-predicted.npz`` next to the file.
     """
     if top < 1 or num_steps < 1:
         raise ValueError(f"`top` and `steps` must be at least 1, but are {top} and {num_steps}.")

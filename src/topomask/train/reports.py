@@ -146,7 +146,7 @@ class Progress:
             self._bar.update(self._bar.task_ids[0], completed=step)
 
     def announce(self, step: int, text: str) -> None:
-        """Show what comes after a step: beside the bar, or on a line."""
+        """Show what comes after a step: next to the bar, or on a line."""
         if self._bar is not None:
             self._bar.update(self._bar.task_ids[0], description=text)
         else:

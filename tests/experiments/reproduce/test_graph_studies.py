@@ -42,7 +42,7 @@ def test_a_table_of_graphs(monkeypatch, tmp_path):
     assert len(ours) == 3
     assert "[" in ours[0][3], "masked minus unmasked has an interval"
     assert "GKAT's published value, 75.8 ± 3.8 %: open here, with" in section.notes[2]
-    assert section.notes[-1].startswith("Not whole yet")
+    assert section.notes[-1].startswith("Not complete yet")
     # Results do not survive a change of the input.
     monkeypatch.setitem(TU_SETS, "PROTEINS", TUEntry(24, 2, degree="log"))
     assert not any(values_of("gkat-proteins", tmp_path).values())
@@ -53,7 +53,7 @@ def test_the_command_says_what_a_group_lacks(monkeypatch, tmp_path, capsys):
     main(["reproduce", "gkat-social", "--show"])
     printed = capsys.readouterr().out
     assert "REDDIT-MULTI-5K (REDDIT-5K), a row of GKAT's table, is not available here" in printed
-    assert "0 of 4; not whole yet: 4" in printed
+    assert "0 of 4; not complete yet: 4" in printed
 
 
 def test_what_a_group_lacks_is_judged_by_what_was_run(monkeypatch, tmp_path, capsys):
@@ -66,7 +66,7 @@ def test_what_a_group_lacks_is_judged_by_what_was_run(monkeypatch, tmp_path, cap
     folders = {"--results": tmp_path / "own", "--runs": tmp_path / "own-runs"}
     reproduce("gkat-proteins", *folders.values(), overrides=SHORT, only=["grf"])
     main(["reproduce", "gkat-bio", "--show", *(str(part) for pair in folders.items() for part in pair), *SHORT])
-    assert "of 2; not whole yet: 1" in capsys.readouterr().out
+    assert "of 2; not complete yet: 1" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("name", "field"), [("gkat-dd", "data.fold"), ("nodes-minesweeper", "data.split")])
@@ -100,4 +100,4 @@ def test_a_table_of_nodes(monkeypatch, tmp_path):
     assert all(own.keys() == {1} for own in values.values())
     assert len(values) == 6
     assert all("(1 split)" in row[2] for row in section.table.rows)
-    assert section.notes[0].startswith("graph random features, with neighbours beside better than GCN (PyG): open here")
+    assert section.notes[0].startswith("graph random features and neighbours better than GCN (PyG): open here")

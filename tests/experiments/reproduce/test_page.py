@@ -40,7 +40,7 @@ def test_the_page_says_what_its_intervals_are_over_and_counts_over_tables(tmp_pa
     assert "- folds: parts of a set" in text
     assert "Nadeau and Bengio (2003)" in text
     assert "one and the same test set" not in text
-    assert "or above, GKAT's value: 1 of 2; not whole yet: 1." in text
+    assert "or above, GKAT's value: 1 of 2; not complete yet: 1." in text
     assert "REDDIT-MULTI-5K" in text
 
 

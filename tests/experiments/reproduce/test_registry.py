@@ -162,7 +162,7 @@ def test_values_to_reach():
 
 
 def test_groups_say_what_they_lack_and_how_many_tables_reach_their_value(tmp_path):
-    count = "GKAT's published value: 0 of {}; not whole yet: {}."
+    count = "GKAT's published value: 0 of {}; not complete yet: {}."
     assert [note.endswith(count.format(4, 4)) for note in compare("", ["gkat-bio"], tmp_path).notes] == [True]
     first, second = compare("", ["gkat-social"], tmp_path).notes
     assert first.endswith(count.format(4, 4))

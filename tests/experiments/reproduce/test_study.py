@@ -69,7 +69,7 @@ def test_what_another_process_is_at_is_left_to_it(tmp_path, monkeypatch):
     monkeypatch.setattr(Toy, "run", run_free)
     said = run(tmp_path, seeds=[0])
     assert said[1].startswith("[2/3] masked")
-    assert said[2] == "Another process is at it; going on with the next."
+    assert said[2] == "Another process is working on it; continuing with the next."
     assert said[3].startswith("[3/3] masked more")
     assert [run.cell for run in ResultFile(tmp_path / "results", "toys").runs()] == ["grf-100", "linear"]
 

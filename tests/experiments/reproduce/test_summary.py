@@ -49,13 +49,15 @@ def test_what_is_not_whole_is_said(tmp_path):
     assert summarize(STUDY, tmp_path / "results").notes == [
         "masked better than unmasked (the paper: +3.7 points): not run.",
         "masked more better than unmasked (the paper: more is better): not run.",
-        "Not whole yet: unmasked: 0 of 3 seeds; masked: 0 of 3 seeds; masked more: 0 of 3 seeds.",
+        "Not complete yet: unmasked: 0 of 3 seeds; masked: 0 of 3 seeds; masked more: 0 of 3 seeds.",
     ]
     run(tmp_path, seeds=[0], only=["linear", "grf"])
     section = summarize(STUDY, tmp_path / "results")
     assert section.table.rows[1] == ["masked", "0.730", "75.00 (1 seed)", "+25.00", "2"]
     assert section.notes[0].endswith("open here, by +25.00 points, paired over 1 seed.")
-    assert section.notes[2] == "Not whole yet: unmasked: 1 of 3 seeds; masked: 1 of 3 seeds; masked more: 0 of 3 seeds."
+    assert section.notes[2] == (
+        "Not complete yet: unmasked: 1 of 3 seeds; masked: 1 of 3 seeds; masked more: 0 of 3 seeds."
+    )
 
 
 def test_seconds_are_those_of_runs_that_count(tmp_path):
@@ -92,7 +94,7 @@ def test_a_row_that_misses_its_published_value_makes_comparisons_void(tmp_path):
     cells = [replace(cell, paper=paper) for cell, paper in zip(STUDY.cells, ("51.5 ± 0.1", "75.0", "OOM"), strict=True)]
     study = replace(STUDY, cells=cells, void_below=1.0)
     run(tmp_path, seeds=[0, 1])
-    assert "void" not in "".join(summarize(study, tmp_path / "results").notes), "rows are not whole yet"
+    assert "void" not in "".join(summarize(study, tmp_path / "results").notes), "rows are not complete yet"
     run(tmp_path)
     notes = summarize(study, tmp_path / "results").notes
     # The mean of the first row is 50.17, and that of the second is above its value.
@@ -133,9 +135,9 @@ def test_known_values_are_reached_or_not_once_a_row_is_whole(tmp_path):
     assert notes[2].startswith("masked at least the least, 75.1 %: holds here")
     begun = replace(study, seeds=9)
     assert count_targets([study, begun], results) == [
-        "Tables in which our row is within one standard deviation of, or above, GKAT's value: 1 of 4; not whole "
+        "Tables in which our row is within one standard deviation of, or above, GKAT's value: 1 of 4; not complete "
         "yet: 2.",
-        "Tables in which our row is at least the least: 1 of 2; not whole yet: 1.",
+        "Tables in which our row is at least the least: 1 of 2; not complete yet: 1.",
     ]
     for value, within in (("OOM", False), ("96.2", True)):
         with pytest.raises(ValueError, match="`value` must be a number"):
@@ -169,7 +171,7 @@ def test_tables_at_a_glance(tmp_path):
     assert overview([known_why], tmp_path / "results", ours="grf").rows[0][5] == "unmasked; masked more"
     turned = overview([study], tmp_path / "results", ours="grf-100").rows[0]
     assert turned[5:] == ["", "unmasked; masked", ""]
-    # What is not whole is not compared.
+    # Incomplete rows are not compared.
     begun = replace(study, seeds=4)
     assert overview([begun], tmp_path / "results", ours="grf").rows[0][5:] == ["", "", ""]
 
@@ -188,7 +190,7 @@ def test_tables_are_averaged_seed_by_seed_once_they_are_whole(tmp_path):
                     )
 
     add(2)
-    assert pool(tables, tmp_path, ours="grf") == [], "not whole yet"
+    assert pool(tables, tmp_path, ours="grf") == [], "not complete yet"
     add(3)
     # The deviation is 1.802776 points, and the 0.975 quantile of Student's t with two degrees of freedom 4.302653.
     (note,) = pool(tables, tmp_path, ours="grf")

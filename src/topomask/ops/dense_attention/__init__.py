@@ -13,24 +13,24 @@ from topomask.ops.backend import implementation
 from topomask.ops.quotient import Attended, quotient_backward, without_zeros
 from topomask.ops.registration import Op
 
-# Up to where the compiled kernel is faster than products of torch: the numbers in the tokens of a head, which are read
-# again and again and have to stay in the first cache; and entries of a head of the mask, which is put in another order.
+# The largest sizes at which the compiled kernel is faster than torch: numbers in the tokens of a head, which are read
+# repeatedly and must stay in the first-level cache; and entries of a head of the mask, which is rearranged.
 _MAX_NUMBERS, _MAX_ENTRIES = 1 << 12, 1 << 16
 
 
 class Attention(NamedTuple):
-    """What dense attention takes."""
+    """Inputs of dense attention."""
 
     q: Tensor  # [B, H, N_q, M]
     k: Tensor  # [B, H, N_k, M]
     v: Tensor  # [B, H, N_k, D]
     weights: Tensor  # [H, N_q, N_k] or [1, N_q, N_k]
-    magnitudes: Tensor | None  # what the normaliser takes instead of weights
+    magnitudes: Tensor | None  # used by the normaliser instead of weights
     normalize: bool
 
 
 def fits(num_queries: int, num_keys: int, width: int, value_dim: int) -> bool:
-    """Whether the compiled kernel is the faster one, for float32 on the CPU."""
+    """Whether the compiled kernel is faster, for float32 on the CPU."""
     numbers = max(num_queries, num_keys) * max(width, value_dim)
     return numbers <= _MAX_NUMBERS and num_queries * num_keys <= _MAX_ENTRIES
 
@@ -82,8 +82,8 @@ def dense_attention(
         k: Features of keys, [B, H, N_k, M].
         v: Values, [B, H, N_k, D].
         weights: The mask M, [H, N_q, N_k] or [1, N_q, N_k].
-        magnitudes: What the normaliser takes instead of it, same shape. Default: the mask.
-        normalize: Whether to divide by the normaliser; 0 where it is 0.
+        magnitudes: Weights of the normaliser, of the same shape. Default: the mask.
+        normalize: Whether to divide by the normaliser; the result is 0 where it is 0.
 
     Returns:
         The result, [B, H, N_q, D], and the normaliser, [B, H, N_q, 1].
@@ -92,10 +92,10 @@ def dense_attention(
     num_keys = k.shape[2]
     if k.shape != (batch, heads, num_keys, width) or v.shape[:3] != k.shape[:3]:
         raise ValueError(
-            f"`k` and `v` must have shapes [{batch}, {heads}, N_k, {width}] and [{batch}, {heads}, N_k, D], as `q` has "
-            f"{tuple(q.shape)}, but have {tuple(k.shape)} and {tuple(v.shape)}."
+            f"`k` and `v` must have shapes [{batch}, {heads}, N_k, {width}] and [{batch}, {heads}, N_k, D] to match "
+            f"`q`, {tuple(q.shape)}, but have {tuple(k.shape)} and {tuple(v.shape)}."
         )
-    # One size at a time: the compiler does not find a shape of symbols in a tuple of shapes.
+    # One size at a time: the compiler cannot look up a symbolic shape in a tuple of shapes.
     if weights.shape[0] not in (1, heads) or weights.shape[1:] != (num_queries, num_keys):
         raise ValueError(
             f"`weights` must have shape [{heads} or 1, {num_queries}, {num_keys}], but has {tuple(weights.shape)}."

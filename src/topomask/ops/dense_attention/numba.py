@@ -1,10 +1,10 @@
 """Dense attention for few tokens and narrow heads, compiled.
 
-Queries (or keys) stand in the lanes of vectors, 16 at a time, and meet keys (or queries), eight at a time. The tokens
-of one input and head stay in the first cache, and no score is ever written to memory: the gradients of queries, and
-those of keys and values, each compute what they need of them anew.
+Queries (or keys) are in the lanes of vectors, 16 at a time, and are multiplied by keys (or queries), eight at a time.
+The tokens of one input and head stay in the first-level cache, and scores are never written to memory: the gradients of
+queries, and those of keys and values, both recompute the scores that they need.
 
-Inner loops are in LLVM's vector types, and take addresses and integers: ``lanes[a, :]`` is number a of 16 tokens,
+Inner loops use LLVM's vector types, and take addresses and integers: ``lanes[a, :]`` is number a of 16 tokens,
 ``rows[c, a]`` is number a of other token c, which is broadcast.
 """
 
@@ -42,7 +42,7 @@ _SMALLEST = np.float32(smallest_total(torch.float32))
 
 
 class Tokens(NamedTuple):
-    """What is attended to, or gradients of it, [B, H, N, width]."""
+    """Queries, keys and values, or their gradients, [B, H, N, width]."""
 
     q: np.ndarray
     k: np.ndarray
@@ -64,7 +64,7 @@ class OutputGrads(NamedTuple):
 
 
 def _rows(builder: Any, base: Any, width: Any) -> list[Any]:
-    """Addresses of eight rows."""
+    """Return the addresses of eight rows."""
     return [builder.add(base, builder.mul(width, integer(4 * c))) for c in range(KEYS)]
 
 
@@ -74,7 +74,7 @@ def _places() -> list[Any]:
 
 @intrinsic
 def _attend_keys(context, queries, keys, width, weights, magnitudes, totals, values, value_dim, out):
-    """Add to the numerators and denominators of 16 queries what they take from eight keys."""
+    """Add the contributions of eight keys to the numerators and denominators of 16 queries."""
 
     def generate(_, builder, signature, args):
         queries, keys, width, weights, magnitudes, totals, values, value_dim, out = args
@@ -92,9 +92,9 @@ def _attend_keys(context, queries, keys, width, weights, magnitudes, totals, val
 
 @intrinsic
 def _differentiate_queries(context, grads, values, value_dim, weights, magnitudes, falls, keys, width, out):
-    """Add to the gradients of 16 queries what they get from eight keys.
+    """Add the contributions of eight keys to the gradients of 16 queries.
 
-    ``grads`` are those of the numerators of these queries, ``falls`` of their denominators.
+    ``grads`` are the gradients of the numerators of these queries, ``falls`` those of their denominators.
     """
 
     def generate(_, builder, signature, args):
@@ -115,10 +115,9 @@ def _differentiate_keys(
     context, keys, queries, width, values, grads, value_dim, weights, magnitudes, falls, learns, separate,
     grad_weights, grad_magnitudes, grad_keys, grad_values,
 ):  # fmt: skip
-    """Add to the gradients of 16 keys and values what they get from eight queries.
+    """Add the contributions of eight queries to the gradients of 16 keys and values.
 
-    Those of the mask are added up where it ``learns``, and those of magnitudes apart from those of weights where they
-    are ``separate``.
+    Also adds up gradients of the mask if ``learns`` is set, separately for weights and magnitudes if ``separate`` is.
     """
 
     def generate(_, builder, signature, args):
@@ -147,7 +146,7 @@ def _differentiate_keys(
 
 @njit(**EXACT)
 def _copy_rows(source, out):
-    """A matrix; rows of ``out`` beyond it keep their zeros."""
+    """Copy a matrix; rows of ``out`` beyond it stay 0."""
     for i in range(source.shape[0]):
         for a in range(source.shape[1]):
             out[i, a] = source[i, a]
@@ -155,7 +154,7 @@ def _copy_rows(source, out):
 
 @njit(**EXACT)
 def _copy_lanes(source, out):
-    """A matrix [N, width] in blocks [width, 16]; lanes beyond the last token keep their zeros."""
+    """Copy a matrix [N, width] into blocks [width, 16]; lanes beyond the last token stay 0."""
     for i in range(source.shape[0]):
         for a in range(source.shape[1]):
             out[i // LANES, a, i % LANES] = source[i, a]
@@ -163,7 +162,7 @@ def _copy_lanes(source, out):
 
 @njit(**EXACT)
 def _write_lanes(source, out):
-    """Blocks [width, 16] as a matrix [N, width]."""
+    """Copy blocks [width, 16] into a matrix [N, width]."""
     for i in range(out.shape[0]):
         for a in range(out.shape[1]):
             out[i, a] = source[i // LANES, a, i % LANES]
@@ -171,7 +170,7 @@ def _write_lanes(source, out):
 
 @njit(**EXACT)
 def _normalize(normalize, totals, out):
-    """Write the normalisers of a block to ``out``, and make them in place what its numerators are divided by."""
+    """Write the normalisers of a block to ``out``, and replace them with what its numerators are divided by."""
     for r in range(min(LANES, out.shape[0])):
         out[r, 0] = totals[r] if normalize else np.float32(1)
     for r in range(LANES):
@@ -181,7 +180,7 @@ def _normalize(normalize, totals, out):
 
 @njit(**EXACT)
 def _forward_part(first, last, tokens, blocks, normalize, out, denominator):
-    """Items ``first`` to ``last`` of the batch, joined with heads."""
+    """Attend for items ``first`` to ``last`` of the batch, flattened with heads."""
     q, k, v = tokens
     heads, width, value_dim = q.shape[1], q.shape[3], v.shape[3]
     mask_heads, num_blocks, padded_keys, _ = blocks.weights.shape
@@ -211,7 +210,7 @@ def _forward_part(first, last, tokens, blocks, normalize, out, denominator):
 
 @njit(**EXACT)
 def _backward_part(first, last, tokens, output_grads, by_query, by_key, learns, separate, grads, grad_by_key):
-    """Items ``first`` to ``last``; gradients of the mask are added up over these, by head."""
+    """Compute gradients for items ``first`` to ``last``; those of the mask are added up over these, by head."""
     q, k, v = tokens
     heads, width, value_dim = q.shape[1], q.shape[3], v.shape[3]
     mask_heads, query_blocks, padded_keys, _ = by_query.weights.shape
@@ -287,7 +286,7 @@ def _backward(
 
 
 def _to_blocks(start_block, stop_block, matrices, out):
-    """Matrices [V, N, others] in blocks of 16 rows, [V, blocks, others, 16]; what is beyond them is 0."""
+    """Copy matrices [V, N, others] into blocks of 16 rows, [V, blocks, others, 16], padded with 0."""
     num_blocks = out.shape[1]
     for number in range(start_block, stop_block):
         head, block = number // num_blocks, number % num_blocks
@@ -301,7 +300,7 @@ forward_kernel, backward_kernel, blocks_kernel = BlockKernel(_forward), BlockKer
 
 
 def _make_blocks(weights: Tensor, magnitudes: Tensor | None) -> Blocks:
-    """A mask [V, N, others] in blocks of its rows."""
+    """Rearrange a mask [V, N, others] into blocks of its rows."""
     made = _block(weights)
     return Blocks(made, made if magnitudes is None else _block(magnitudes))
 
@@ -314,24 +313,24 @@ def _block(matrices: Tensor) -> np.ndarray:
 
 
 def _unblock(parts: np.ndarray, like: Tensor) -> Tensor:
-    """The sum over parts of blocks of keys, [parts, H, blocks, queries, 16], in the shape of a mask [V, N_q, N_k]."""
+    """Sum blocks of keys, [parts, H, blocks, queries, 16], over parts, into the shape of a mask [V, N_q, N_k]."""
     total = torch.from_numpy(parts).sum(dim=0).transpose(1, 2).flatten(2)[:, : like.shape[1], : like.shape[2]]
-    # One mask may serve all heads.
+    # All heads may share one mask.
     return total if len(like) == len(total) else total.sum(dim=0, keepdim=True)
 
 
-def _parts(attention: Attention, most: int) -> np.ndarray:
-    """Where parts of the batch, joined with heads, begin: one for each thread, ``most`` at most."""
+def _parts(attention: Attention, max_parts: int) -> np.ndarray:
+    """Return where parts of the batch, flattened with heads, begin: one per thread, at most ``max_parts``."""
     count = attention.q.shape[0] * attention.q.shape[1]
-    return np.linspace(0, count, max(1, min(torch.get_num_threads(), most, count)) + 1).astype(np.int64)
+    return np.linspace(0, count, max(1, min(torch.get_num_threads(), max_parts, count)) + 1).astype(np.int64)
 
 
 def attend(attention: Attention) -> tuple[Tensor, Tensor]:
-    """The result [B, H, N_q, D], and its normaliser [B, H, N_q, 1]."""
+    """Return the result [B, H, N_q, D], and its normaliser [B, H, N_q, 1]."""
     q, k, v, weights, magnitudes, normalize = attention
     out, denominator = q.new_empty(*q.shape[:-1], v.shape[-1]), q.new_empty(*q.shape[:-1], 1)
-    blocks, parts = _make_blocks(weights, magnitudes), _parts(attention, most=q.shape[0] * q.shape[1])
-    # In order, as they nearly always are: every other layout would be compiled for anew.
+    blocks, parts = _make_blocks(weights, magnitudes), _parts(attention, q.shape[0] * q.shape[1])
+    # Contiguous, as they nearly always are: kernels would be compiled again for every other layout.
     forward_kernel(len(parts) - 1, parts, Tokens(*arrays(q, k, v)), blocks, normalize, *arrays(out, denominator))
     return out, denominator
 
@@ -339,12 +338,12 @@ def attend(attention: Attention) -> tuple[Tensor, Tensor]:
 def attend_backward(
     attention: Attention, grad: Tensor, fall: Tensor | None, wanted: Collection[str]
 ) -> dict[str, Tensor]:
-    """Gradients by name; arguments as those of the reference."""
+    """Return gradients by name; the arguments are those of the reference."""
     q, k, v, weights, magnitudes, _ = attention
     fall = grad.new_zeros(*grad.shape[:-1], 1) if fall is None else fall
     by_query = _make_blocks(weights, magnitudes)
     by_key = _make_blocks(weights.mT, None if magnitudes is None else magnitudes.mT)
-    # Every part adds up gradients of the mask by itself.
+    # Every part adds up its own gradient of the mask.
     parts, separate = _parts(attention, MAX_PARTS), magnitudes is not None
     learnt = [name for name in wanted if name in Blocks._fields]
     shape = (len(parts) - 1, q.shape[1], *by_key.weights.shape[1:])

@@ -1,7 +1,7 @@
 """Dense attention and its gradient in torch, with the scores of a few inputs at a time.
 
-Scores of a whole batch would be written to fresh memory, read again by every step, and kept for the gradient. Those of
-a few inputs stay in the cache, and computing them again costs less than keeping them.
+Scores of a whole batch would be written to fresh memory, read again in every step, and saved for the gradient. Those of
+a few inputs stay in the cache, and recomputing them is cheaper than saving them.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from torch import Tensor
 from topomask.ops.dense_attention import Attention
 from topomask.ops.quotient import without_zeros
 
-# Scores of a chunk on the CPU; elsewhere there is one chunk. Larger ones are paged in anew at every call.
+# Scores of a chunk on the CPU; other devices use one chunk. Memory of larger chunks would be paged in at every call.
 _SCORES_PER_CHUNK = 1 << 18
 # A product with fewer columns takes three to four times as long as its transpose, which has fewer rows.
 _MIN_COLUMNS = 16
 
 
 def attend(attention: Attention) -> tuple[Tensor, Tensor]:
-    """The result [B, H, N_q, D], and its normaliser [B, H, N_q, 1]."""
+    """Return the result [B, H, N_q, D], and its normaliser [B, H, N_q, 1]."""
     _, _, _, weights, magnitudes, normalize = attention
     q, k, v = (x.flatten(0, 1).contiguous() for x in attention[:3])
     out = q.new_empty(*q.shape[:-1], v.shape[-1])
@@ -45,13 +45,13 @@ def attend(attention: Attention) -> tuple[Tensor, Tensor]:
 def attend_backward(
     attention: Attention, grad: Tensor, fall: Tensor | None, wanted: Collection[str]
 ) -> dict[str, Tensor]:
-    """Gradients by name.
+    """Return gradients by name.
 
     Args:
-        attention: What was attended to.
-        grad: Gradient in the numerator, [B, H, N_q, D].
-        fall: Gradient in the normaliser, [B, H, N_q, 1], where there is one.
-        wanted: Which gradients are asked for; those of weights and magnitudes are not computed in vain.
+        attention: Inputs of attention.
+        grad: Gradient of the numerator, [B, H, N_q, D].
+        fall: Gradient of the normaliser, [B, H, N_q, 1], or None.
+        wanted: Which gradients are needed; those of weights and magnitudes are computed only then.
     """
     weights, magnitudes = attention.weights, attention.magnitudes
     grad, q, k, v = (x.flatten(0, 1).contiguous() for x in (grad, *attention[:3]))
@@ -77,21 +77,21 @@ def attend_backward(
         _product(slopes.flat.mT, q[part], grad_k[part])
         _product(scores.flat.mT, grad[part], grad_v[part])
     if len(weights) != heads[0]:
-        # One mask serves all heads.
+        # All heads share one mask.
         grads = {name: total.sum(0, keepdim=True) for name, total in grads.items()}
     found = {"q": grad_q, "k": grad_k, "v": grad_v}
     return grads | {name: x.view(getattr(attention, name).shape) for name, x in found.items()}
 
 
 class _Scores(NamedTuple):
-    """Memory for the scores of some inputs, seen in two ways."""
+    """Memory for the scores of some inputs, with two views."""
 
     flat: Tensor  # [b * H, N_q, N_k]
     by_head: Tensor  # [b, H, N_q, N_k]
 
 
 def _chunks(attention: Attention, buffers: int) -> Iterator[tuple[slice, _Scores, _Scores]]:
-    """Parts of the batch, joined with heads, with memory for one or two sets of scores, which every part uses again."""
+    """Yield parts of the batch, flattened with heads, and memory for one or two sets of scores, which parts reuse."""
     (batch, heads, num_queries, _), num_keys = attention.q.shape, attention.k.shape[2]
     size = max(1, heads * num_queries * num_keys)
     step = min(batch, max(1, _SCORES_PER_CHUNK // size)) if attention.q.device.type == "cpu" else batch
@@ -103,7 +103,7 @@ def _chunks(attention: Attention, buffers: int) -> Iterator[tuple[slice, _Scores
 
 
 def _product(first: Tensor, second: Tensor, out: Tensor) -> None:
-    """Products of matrices, into contiguous memory."""
+    """Multiply matrices, into contiguous memory."""
     if out.shape[-1] < _MIN_COLUMNS and out.device.type == "cpu":
         out.copy_(torch.bmm(second.mT, first.mT).mT)
     else:
@@ -111,6 +111,6 @@ def _product(first: Tensor, second: Tensor, out: Tensor) -> None:
 
 
 def _accumulate(total: Tensor, first: Tensor, second: Tensor) -> None:
-    """Add products of numbers over inputs, one pass over the total for each."""
+    """Add elementwise products, summed over inputs, with one pass over the total per input."""
     for one, other in zip(first, second, strict=True):
         total.addcmul_(one, other)

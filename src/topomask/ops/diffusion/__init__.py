@@ -17,19 +17,19 @@ from topomask.ops.sparse_product import Pattern, spmm
 
 __all__ = ["bound_spectral_radius", "count_terms", "diffuse"]
 
-# The largest exponential that is computed: float32 ends at exp(88.7), and sums need room.
+# The largest exponential that is computed is exp(80): float32 overflows at exp(88.7), and sums need some headroom.
 MAX_EXPONENT = 80.0
 
 
 def count_terms(time: float, radius: float, tolerance: float) -> int:
-    """How many terms of the series an action takes."""
+    """Return how many terms of the series an action needs."""
     return series.count_terms(time * radius, tolerance)
 
 
 def _check_time(time: float, head: int, radius: float, growth: float, tolerance: float) -> None:
-    """A ValueError unless the action with this time can be computed."""
+    """Raise a ValueError unless the action for this time can be computed."""
     if not math.isfinite(time) or time < 0:
-        raise ValueError(f"`time` must be finite and not negative, but is {time} in head {head}. Lower the step size.")
+        raise ValueError(f"`time` must be finite and >= 0, but is {time} in head {head}. Lower the learning rate.")
     if time * growth > MAX_EXPONENT:
         raise ValueError(
             f"exp(-time T) may be as large as exp({time * growth:.4g}), and products beyond exp({MAX_EXPONENT:.4g}) "
@@ -39,9 +39,9 @@ def _check_time(time: float, head: int, radius: float, growth: float, tolerance:
         )
     if count_terms(time, radius, tolerance) > series.MAX_TERMS:
         raise ValueError(
-            f"`time` is {time:.4g} in head {head} and the eigenvalues of T spread over {2 * radius:.4g}, so a product "
-            f"would take more than {series.MAX_TERMS} steps. Keep `time` smaller, raise `tolerance`, or use "
-            "operator='normalized_laplacian', whose eigenvalues spread over 2."
+            f"`time` is {time:.4g} in head {head} and the eigenvalues of T span {2 * radius:.4g}, so a product would "
+            f"need more than {series.MAX_TERMS} steps. Keep `time` smaller, raise `tolerance`, or use "
+            "operator='normalized_laplacian', whose eigenvalues span at most 2."
         )
 
 
@@ -54,7 +54,7 @@ class _Diffusion(NamedTuple):
     tolerance: float
 
     def check(self) -> None:
-        """A ValueError where shapes do not fit."""
+        """Raise a ValueError unless shapes match."""
         num_nodes = len(self.pattern.row_ptr) - 1
         check_shape("column_ptr", self.pattern.column_ptr, num_nodes + 1)
         check_shape("values", self.values, len(self.pattern.columns))
@@ -66,7 +66,7 @@ def _forward(diffusion: _Diffusion) -> Tensor:
     pattern, values, times, x, bounds, tolerance = diffusion
     radius, growth = bounds.tolist()
     backend, out = implementation(__name__, x), []
-    # The number of terms follows the value of the times, which is known here even inside a compiled graph.
+    # The number of terms depends on the values of the times, which are known here even inside a compiled graph.
     for head, time in enumerate(times.tolist()):
         _check_time(time, head, radius, growth, tolerance)
         terms = series.coefficients(time * radius, count_terms(time, radius, tolerance))
@@ -77,7 +77,7 @@ def _forward(diffusion: _Diffusion) -> Tensor:
 def _backward(
     diffusion: _Diffusion, outputs: tuple[Tensor, ...], grad: Tensor, wanted: Collection[str]
 ) -> dict[str, Tensor]:
-    """The output stands for the input: the derivative in time is -T times it."""
+    """Compute gradients from the output: its derivative with respect to time is -T times the output."""
     (y,), grads = outputs, {}
     if "times" in wanted:
         num_heads, num_nodes, width = y.shape
@@ -104,15 +104,15 @@ _diffuse = Op(
 
 
 def diffuse(pattern: Pattern, values: Tensor, times: Tensor, x: Tensor, bounds: Tensor, tolerance: float) -> Tensor:
-    r""":math:`e^{-tT} x` per head, for a symmetric :math:`T = r (I + B)`; differentiable in the times and in x.
+    r"""Return :math:`e^{-tT} x` per head, for a symmetric :math:`T = r (I + B)`; differentiable in the times and in x.
 
     Args:
-        pattern: Where B has entries, [N, N].
-        values: The entries of B, [P]. Its eigenvalues lie in [-1, 1].
+        pattern: Pattern of B, [N, N].
+        values: Entries of B, [P]. The eigenvalues of B must lie in [-1, 1].
         times: :math:`t \ge 0`, [H].
         x: [H, N, C], in the dtype of ``values``.
-        bounds: r, and the growth, [2], on the CPU; as a tensor, since numbers would bind compiled code to one graph. A
-            ValueError is raised where the growth times a time is too large an exponent for what is made of the result.
-        tolerance: Error of the truncated series at most, relative to :math:`\lVert x \rVert_2`.
+        bounds: r and the growth, [2], on the CPU: a tensor, since numbers would tie compiled code to one graph. If the
+            growth times a time is so large an exponent that later steps may overflow, a ValueError is raised.
+        tolerance: Largest error of the truncated series, relative to :math:`\lVert x \rVert_2`.
     """
     return _diffuse(_Diffusion(pattern, values, times, x, bounds, tolerance))

@@ -1,7 +1,7 @@
 """A series of Chebyshev polynomials of a sparse matrix, times a dense one; compiled.
 
-Columns do not depend on each other, so a thread takes some of them through all terms: what it reads stays in its cache,
-and threads never wait for each other.
+Columns are independent of each other, so a thread computes all terms for some of them: its data stays in its cache, and
+threads never wait for each other.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from topomask.ops.backend import FAST, BlockKernel, arrays
 from topomask.ops.diffusion.reference import recur
 from topomask.ops.sparse_product import numba as sparse_product
 
-# Columns that a thread takes at a time at most, and how few are worth sharing.
+# The most columns that a thread processes at a time, and the fewest per thread that are worth sharing.
 _WIDTH = 64
 _MIN_WIDTH = 8
 
-# What is called for every step allocates nothing, and must not count references to arrays: it would take most of the
-# time.
+# Functions that are called in every step allocate nothing, and must not count references to arrays, which would take
+# most of the time.
 _INNER: dict[str, Any] = FAST | {"_nrt": False}
 
 
 @njit(**_INNER)
 def _step(row_ptr, columns, values, factor, coefficient, current, previous, out):
-    """Put ``factor * B current - previous`` in place of ``previous``, and add a multiple of it to ``out``."""
+    """Replace ``previous`` with ``factor * B current - previous``, and add a multiple of it to ``out``."""
     width = current.shape[1]
     for row in range(row_ptr.shape[0] - 1):
         i = np.uint64(row)
@@ -56,7 +56,7 @@ def _step(row_ptr, columns, values, factor, coefficient, current, previous, out)
 
 
 def _expand(start_block, stop_block, row_ptr, columns, values, coefficients, starts, x, out):
-    """Columns of the series, some at a time."""
+    """Compute the series, some columns at a time."""
     num_rows = x.shape[0]
     for block in range(start_block, stop_block):
         start, width = starts[block], starts[block + 1] - starts[block]
@@ -79,7 +79,7 @@ _expand_kernel = BlockKernel(_expand, fastmath=True)
 
 
 def expand(row_ptr: Tensor, columns: Tensor, values: Tensor, coefficients: list[float], x: Tensor) -> Tensor:
-    r""":math:`\sum_k c_k T_k(B)\,x` for a sparse B [N, N] with ``values`` [P] and x [N, C]."""
+    r"""Return :math:`\sum_k c_k T_k(B)\,x` for a sparse B [N, N] with ``values`` [P] and x [N, C]."""
     threads = torch.get_num_threads()
     if x.shape[1] < _MIN_WIDTH * threads:
         # Too few columns to share: threads share the rows of every product instead.

@@ -10,12 +10,12 @@ from topomask.ops.sparse_product import reference
 
 
 def expand(row_ptr: Tensor, columns: Tensor, values: Tensor, coefficients: list[float], x: Tensor) -> Tensor:
-    r""":math:`\sum_k c_k T_k(B)\,x` for a sparse B [N, N] with ``values`` [P] and x [N, C]."""
+    r"""Return :math:`\sum_k c_k T_k(B)\,x` for a sparse B [N, N] with ``values`` [P] and x [N, C]."""
     return recur(lambda t: reference.spmm(row_ptr, columns, values[None], t[None])[0], coefficients, x)
 
 
 def recur(multiply: Callable[[Tensor], Tensor], coefficients: list[float], x: Tensor) -> Tensor:
-    """The recurrence of Chebyshev polynomials, which holds three vectors at a time."""
+    """Sum a Chebyshev series by its recurrence, which keeps three vectors in memory."""
     out = coefficients[0] * x
     if len(coefficients) == 1:
         return out

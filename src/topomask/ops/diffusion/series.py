@@ -1,8 +1,8 @@
-r"""The Chebyshev series of an exponential, and how many terms of it are enough.
+r"""The Chebyshev series of an exponential, and how many of its terms are enough.
 
 On [-1, 1], :math:`e^{-zb} = e^{z} \sum_k (-1)^k p_k\,T_k(b)` with :math:`p_0 = e^{-z} I_0(z)` and
-:math:`p_k = 2 e^{-z} I_k(z)`. The :math:`p_k` are a probability law: that of :math:`|S|`, where S is a symmetric random
-walk in continuous time of variance z. Its tail is therefore bounded by Chernoff's inequality.
+:math:`p_k = 2 e^{-z} I_k(z)`. The :math:`p_k` are a probability distribution: that of :math:`|S|`, where S is a
+symmetric random walk in continuous time with variance z. Its tail is therefore bounded by Chernoff's inequality.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ import math
 
 import numpy as np
 
-# Terms of an expansion at most: each is a product with a sparse matrix.
+# The most terms of an expansion: each is a product with a sparse matrix.
 MAX_TERMS = 8192
 
 
 def tail_bound(z: float, num_terms: int) -> float:
-    """What all terms but the first ``num_terms`` can add up to at most, relative to the largest value of the series."""
+    """Bound the sum of all terms after the first ``num_terms``, relative to the largest value of the series."""
     if z == 0 or num_terms == 0:
         return float(num_terms == 0)
     return min(1.0, 2.0 * math.exp(math.hypot(z, num_terms) - z - num_terms * math.asinh(num_terms / z)))
 
 
 def count_terms(z: float, tolerance: float) -> int:
-    """How many terms leave an error of at most ``tolerance``; more than ``MAX_TERMS`` where those do not suffice."""
+    """Return how many terms leave an error of at most ``tolerance``; more than ``MAX_TERMS`` if that is not enough."""
     enough = 1
     while tail_bound(z, enough) > tolerance:
         if enough > MAX_TERMS:
@@ -40,7 +40,7 @@ def count_terms(z: float, tolerance: float) -> int:
 
 
 def coefficients(z: float, num_terms: int) -> np.ndarray:
-    r"""The coefficients :math:`(-1)^k p_k` of :math:`e^{-zb - z}`, [num_terms]."""
+    r"""Return the coefficients :math:`(-1)^k p_k` of :math:`e^{-zb - z}`, [num_terms]."""
     # Bessel functions take a while to import, and are only needed here.
     from scipy.special import ive
 

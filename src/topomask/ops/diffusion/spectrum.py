@@ -9,17 +9,17 @@ _NUM_STEPS = 32
 
 
 def bound_spectral_radius(matrix: sp.csr_array, component: np.ndarray, num_components: int) -> np.ndarray:
-    r"""A bound on the size of the eigenvalues of a symmetric matrix per connected component (Collatz-Wielandt).
+    r"""Bound the absolute eigenvalues of a symmetric matrix per connected component (Collatz-Wielandt).
 
     .. math:: \rho(A) \le \rho(|A|) \le \max_i \frac{(|A| x)_i}{x_i} \quad \text{for every } x > 0
 
-    with x from a few steps of the power method. It holds for every x, so it is a bound however far x is from an
-    eigenvector; on a star it is exact, where the largest degree is off by the root of the degree.
+    with x from a few steps of the power method. The bound holds for every x, however far it is from an eigenvector. On
+    a star it is exact, while the largest degree, also a bound, is larger by a factor of the square root of the degree.
 
     Args:
         matrix: The matrix, [N, N].
         component: The component of every node, [N].
-        num_components: How many components there are.
+        num_components: Number of components.
 
     Returns:
         One bound per component.
@@ -32,11 +32,11 @@ def bound_spectral_radius(matrix: sp.csr_array, component: np.ndarray, num_compo
         largest = np.zeros(num_components)
         np.maximum.at(largest, component, product / x)
         bounds = np.minimum(bounds, largest)
-        # Adding x keeps entries positive, and the method from oscillating on bipartite graphs.
+        # Adding x keeps entries positive, and prevents oscillations on bipartite graphs.
         x = product / np.where(bounds > 0, bounds, 1.0)[component] + x
-        # Any positive x will do, so entries that grow slowly may be lifted.
+        # Any positive x gives a bound, so entries that grow slowly may be raised.
         peaks = np.zeros(num_components)
         np.maximum.at(peaks, component, x)
         x = np.maximum(x / peaks[component], 1e-100)
-    # Room for the rounding of the quotients.
+    # A margin for the rounding errors of the quotients.
     return bounds * (1.0 + 1e-12)

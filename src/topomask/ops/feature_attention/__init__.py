@@ -17,11 +17,11 @@ from topomask.ops.sparse_product import Pattern
 
 
 class Attention(NamedTuple):
-    """What attention over a product of features takes; item g of the batch has row g % V of all values."""
+    """Inputs of attention over a product of features; item g of the batch uses row g % V of all values."""
 
     factors: Factors  # [R, C] and [N, C]
     query_values: Tensor  # [P_q] or [V, P_q]
-    query_magnitudes: Tensor | None  # what the normaliser takes instead
+    query_magnitudes: Tensor | None  # used by the normaliser instead of values
     key_values: Tensor  # [P_k] or [V, P_k], by column
     key_magnitudes: Tensor | None
     q: Tensor  # [G, R, M]
@@ -32,7 +32,7 @@ class Attention(NamedTuple):
     normalize: bool
 
     def check(self) -> None:
-        """A ValueError where shapes do not fit."""
+        """Raise a ValueError unless shapes match."""
         factors, query, _, key, *_ = self
         check_values("query_values", query, factors.columns.shape[0])
         check_shape("key_values", key, *query.shape[:-1], factors.rows.shape[0])
@@ -52,7 +52,7 @@ class Packed(NamedTuple):
 
 
 class PackedAttention(NamedTuple):
-    """What attention over a product of features takes that was packed before; item g has row g % V of the weights."""
+    """Inputs of attention over a packed product of features; item g of the batch uses row g % V of the weights."""
 
     factors: Factors  # [R, C] and [N, C]
     packed: Packed
@@ -64,7 +64,7 @@ class PackedAttention(NamedTuple):
     normalize: bool
 
     def check(self) -> None:
-        """A ValueError where shapes do not fit."""
+        """Raise a ValueError unless shapes match."""
         num_rows = self.factors.row_ptr.shape[0] - 1
         check_shape("order", self.packed.order, num_rows)
         check_tokens(num_rows, self.factors.num_keys, self.q, self.k, self.v, self.is_key)
@@ -72,7 +72,7 @@ class PackedAttention(NamedTuple):
 
 
 def fits(*tensors: Tensor) -> bool:
-    """Whether there is a compiled kernel for these tensors; without one, forming the entries once is faster."""
+    """Whether there is a compiled kernel for these tensors; without one, computing the entries once is faster."""
     return compiled(*tensors, dtype=torch.float32)
 
 
@@ -134,7 +134,7 @@ class FeatureValues(NamedTuple):
 
     query: Tensor
     key: Tensor
-    # Those that the normaliser takes, where they differ.
+    # Entries for the normaliser, if they differ.
     query_magnitudes: Tensor | None = None
     key_magnitudes: Tensor | None = None
 
@@ -142,7 +142,7 @@ class FeatureValues(NamedTuple):
 class PackedWeights:
     """The entries of a product of features in the layout of the kernels, for features that do not change.
 
-    The layout follows from the features and the order of rows, which is therefore kept with them.
+    The layout depends on the features and on the order of rows, which is therefore stored with them.
     """
 
     def __init__(self, query: Pattern, key: Pattern, values: FeatureValues) -> None:
@@ -154,7 +154,7 @@ class PackedWeights:
 
 
 def _by_column(key: Pattern, values: FeatureValues) -> tuple[Tensor, Tensor | None, Tensor, Tensor | None]:
-    """Values and magnitudes of queries, then those of keys by column."""
+    """Return values and magnitudes of queries, followed by those of keys in column order."""
     query, key_values, query_magnitudes, key_magnitudes = values
     key_values = key_values[..., key.order]
     if query_magnitudes is None or key_magnitudes is None:
@@ -174,22 +174,22 @@ def feature_attention(
     softmax: bool = False,
     normalize: bool = True,
 ) -> Attended:
-    """As :func:`topomask.ops.pair_attention.pair_attention` over the entries of Phi_q Phi_k^T.
+    """Attend like :func:`topomask.ops.pair_attention.pair_attention`, over the entries of Phi_q Phi_k^T.
 
     Args:
-        query: Where the features of queries have entries, [R, C].
-        key: Where those of keys do, [N, C].
-        features: Their entries, or what these make, packed before; they then get no gradient. Where there are V rows of
-            entries, item g of the batch has row g % V.
+        query: Pattern of the features of queries, [R, C].
+        key: Pattern of the features of keys, [N, C].
+        features: Entries of the features; or packed weights, which get no gradient. With V rows of entries, item g of
+            the batch uses row g % V.
         q: Queries, or their features, [G, R, M].
         k: Keys, or their features, [G, N, M].
         v: Values, [G, N, D].
-        is_key: Which keys count in softmax attention, [G, N]. Default: all.
-        softmax: Whether to take exponentials of scores.
-        normalize: Whether to divide by the normaliser; 0 where it is 0.
+        is_key: Which keys softmax attention uses, [G, N]. Default: all.
+        softmax: Whether to use the exponentials of scores.
+        normalize: Whether to divide by the normaliser; the result is 0 where it is 0.
 
     Returns:
-        The result, [G, R, D], and the normaliser, [G, R]; for softmax attention up to a factor.
+        The result, [G, R, D], and the normaliser, [G, R], which softmax attention returns up to a factor per row.
     """
     factors, tokens = join_factors(query, key), (q, k, v, is_key)
     if not torch.compiler.is_compiling():

@@ -1,4 +1,4 @@
-"""Attention over a product of sparse features, compiled: tile by tile, so that memory is that of the features."""
+"""Attention over a product of sparse features, compiled: tile by tile, so it needs no more memory than the features."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _layouts: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
 
 def _layout(factors: Factors, order: Tensor | None = None) -> Layout:
-    """Tiles of a product, kept as long as its features are; with rows in ``order`` where that is given."""
+    """Return the tiles of a product, cached as long as its features live; with rows in ``order`` if that is given."""
     by_rows = _layouts.setdefault(factors.columns, WeakTensorKeyDictionary())
     kept = by_rows.get(factors.rows)
     if kept is not None and (order is None or torch.equal(_order(kept), order)):
@@ -42,7 +42,7 @@ def _tokens(attention: Attention | PackedAttention) -> tiles.Attention:
 
 
 def _prepare(attention: Attention) -> tuple[Layout, Source, tiles.Attention]:
-    """What the tile kernels take."""
+    """Return the arguments of the tile kernels."""
     factors, query, query_magnitudes, key, key_magnitudes = attention[:5]
     row_ptr, columns, column_ptr, rows, _ = factors
     source = tiles.from_features(row_ptr, columns, query, query_magnitudes, column_ptr, rows, key, key_magnitudes)
@@ -62,7 +62,7 @@ def pack(
     key_values: Tensor,
     key_magnitudes: Tensor | None,
 ) -> Packed:
-    """What features make, for features that do not change."""
+    """Pack the product of features, for features that do not change."""
     row_ptr, columns, column_ptr, rows, num_keys = factors
     source = tiles.from_features(
         row_ptr, columns, query_values, query_magnitudes, column_ptr, rows, key_values, key_magnitudes
@@ -79,7 +79,7 @@ def feature_attention(attention: Attention) -> tuple[Tensor, Tensor]:
 def feature_attention_backward(
     attention: Attention, outputs: tuple[Tensor, ...], grad: Tensor, wanted: Collection[str]
 ) -> dict[str, Tensor]:
-    """Gradients in the values of features, and in q, k and v."""
+    """Return the gradients of the values of features, and of q, k and v."""
     wants_features = not {"q", "k", "v"}.issuperset(wanted)
     found = tiles.backward(*_prepare(attention), outputs, grad, wants_features)
     grads = {"q": found.q, "k": found.k, "v": found.v}
@@ -103,6 +103,6 @@ def packed_attention(attention: PackedAttention) -> tuple[Tensor, Tensor]:
 def packed_attention_backward(
     attention: PackedAttention, outputs: tuple[Tensor, ...], grad: Tensor, wanted: Collection[str]
 ) -> dict[str, Tensor]:
-    """Gradients in q, k and v."""
+    """Return the gradients of q, k and v."""
     found = tiles.backward(*_prepare_packed(attention), outputs, grad, wants_source=False)
     return {"q": found.q, "k": found.k, "v": found.v}

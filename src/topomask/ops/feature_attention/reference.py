@@ -1,4 +1,4 @@
-"""Attention over a product of sparse features; pure torch, by way of its entries."""
+"""Attention over a product of sparse features; pure torch, computes the entries of the product."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class _Products(NamedTuple):
 
 
 def _products(attention: Attention) -> _Products:
-    """The products that give the entries of the mask, and those of its magnitude."""
+    """Return the products whose values are the entries of the mask, and those of its magnitude."""
     place = (*pair_values.pair_pattern(attention.factors), attention.factors)
     values = Product(*place, attention.query_values, attention.key_values)
     if attention.query_magnitudes is None or attention.key_magnitudes is None:
@@ -30,7 +30,7 @@ def _products(attention: Attention) -> _Products:
 
 
 def _over_pairs(attention: Attention, products: _Products) -> PairAttention:
-    """The same attention over the entries of the product."""
+    """Return the inputs of the same attention over the entries of the product."""
     pairs = make_pattern(products.values.row_ptr, products.values.columns, attention.factors.num_keys)
     magnitudes = None if products.magnitudes is None else pair_values.pair_values(products.magnitudes)
     q, k, v, is_key, softmax, normalize = attention[5:]
@@ -46,7 +46,7 @@ def feature_attention(attention: Attention) -> tuple[Tensor, Tensor]:
 def feature_attention_backward(
     attention: Attention, outputs: tuple[Tensor, ...], grad: Tensor, wanted: Collection[str]
 ) -> dict[str, Tensor]:
-    """Gradients in the values of features, and in q, k and v."""
+    """Return the gradients of the values of features, and of q, k and v."""
     products = _products(attention)
     over_pairs = _over_pairs(attention, products)
     found = pair_attention.pair_attention_backward(over_pairs, outputs, grad, wanted)

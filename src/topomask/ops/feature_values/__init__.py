@@ -17,9 +17,9 @@ from topomask.ops.registration import Op, check_shape
 
 
 class Walks(NamedTuple):
-    """What walks left behind."""
+    """The loads of walks."""
 
-    head_ptr: Tensor | None  # [H + 1], where the entries of every head begin; None where all heads share them
+    head_ptr: Tensor | None  # [H + 1], where the entries of every head begin; None if all heads share them
     entry_ptr: Tensor  # [P + 1], where the entries of every (node, visited node) begin
     lengths: Tensor  # [T], walk length of every entry
     loads: Tensor  # [T]
@@ -31,7 +31,7 @@ def _check_places(walks: Walks, num_lengths: int) -> None:
 
 
 def mark_places(head_ptr: Tensor, entry_ptr: Tensor, lengths: Tensor, num_lengths: int) -> None:
-    """Say that these need no check, with heads and where heads share them: they were checked, or just computed."""
+    """Mark these as checked, for walks per head and for shared walks: they were checked before, or just computed."""
     segments.mark_checked(_check_walks, (entry_ptr, lengths, head_ptr), num_lengths)
     segments.mark_checked(_check_walks, (entry_ptr, lengths), num_lengths)
 
@@ -42,11 +42,11 @@ def _check_walks(entry_ptr: Tensor, lengths: Tensor, *rest: Any) -> None:
     segments.check_pointers("entry_ptr", entry_ptr, len(lengths))
     for head_ptr in heads:
         segments.check_pointers("head_ptr", head_ptr, len(lengths))
-        # Where the entries of a head begin tells where its pairs do.
+        # The pairs of a head are found by where its entries begin.
         found = entry_ptr[torch.searchsorted(entry_ptr, head_ptr.to(entry_ptr.dtype))]
         if not bool((entry_ptr[1:] > entry_ptr[:-1]).all()) or not torch.equal(found.long(), head_ptr.long()):
             raise ValueError(
-                "`entry_ptr` must ascend, with an entry for every (node, visited node), and hold every number of "
+                "`entry_ptr` must increase, with an entry for every (node, visited node), and contain every number of "
                 "`head_ptr`. Make walks with sample_features."
             )
 
@@ -54,7 +54,7 @@ def _check_walks(entry_ptr: Tensor, lengths: Tensor, *rest: Any) -> None:
 def _check_precision(name: str, values: Tensor, loads: Tensor) -> None:
     if values.dtype != loads.dtype or not loads.is_floating_point():
         raise ValueError(
-            f"`{name}` and `loads` must have one floating dtype, but have {values.dtype} and {loads.dtype}."
+            f"`{name}` and `loads` must have the same floating dtype, but have {values.dtype} and {loads.dtype}."
         )
 
 
@@ -63,7 +63,7 @@ class _Modulation(NamedTuple):
     walks: Walks
 
     def check(self) -> None:
-        """A ValueError where places or shapes do not fit."""
+        """Raise a ValueError unless indices are in range and shapes match."""
         head_ptr, _, lengths, loads = self.walks
         check_shape("f", self.f, None if head_ptr is None else len(head_ptr) - 1, None)
         check_shape("loads", loads, *lengths.shape)
@@ -77,7 +77,7 @@ class _Adjoint(NamedTuple):
     walks: Walks
 
     def check(self) -> None:
-        """A ValueError where places or shapes do not fit."""
+        """Raise a ValueError unless indices are in range and shapes match."""
         head_ptr, entry_ptr, lengths, loads = self.walks
         check_shape("values", self.values, *((None,) if head_ptr is None else ()), len(entry_ptr) - 1)
         check_shape("loads", loads, len(lengths))
@@ -138,16 +138,16 @@ _adjoint_op = Op(
 
 
 def feature_values(f: Tensor, head_ptr: Tensor | None, entry_ptr: Tensor, lengths: Tensor, loads: Tensor) -> Tensor:
-    """Values of graph random features, differentiable in the modulation as often as needed.
+    """Return the values of graph random features, differentiable in the modulation as often as needed.
 
     Args:
         f: Modulation, [H, L + 1], in the dtype of ``loads``.
-        head_ptr: Where the entries of every head begin, [H + 1]; None where all heads share the same walks.
+        head_ptr: Where the entries of every head begin, [H + 1]; None if all heads share the same walks.
         entry_ptr: Where the entries of every (node, visited node) begin, [P + 1].
         lengths: Walk length of every entry, [T].
         loads: Load of every entry, [T].
 
     Returns:
-        [P], those of one head after the other; [H, P] for walks that heads share.
+        The values of one head after the other, [P]; or [H, P] for walks that heads share.
     """
     return _modulate_op(_Modulation(f, Walks(head_ptr, entry_ptr, lengths, loads)))

@@ -11,7 +11,7 @@ from torch import Tensor
 from topomask.ops.backend import BlockKernel, arrays
 from topomask.ops.feature_values import Walks
 
-# Blocks of entries whose sums are kept apart, so that threads do not meet; a fixed number gives fixed sums.
+# Blocks of entries with separate sums, so that threads do not interfere; a fixed number makes sums reproducible.
 _NUM_BLOCKS = 64
 
 
@@ -22,7 +22,7 @@ class _Entries(NamedTuple):
 
 
 def _forward(start_block, stop_block, f, pair_ptr, entries, out):
-    """Values of all pairs; head h owns the pairs from pair_ptr[h] to pair_ptr[h + 1]."""
+    """Compute the values of all pairs; head h owns the pairs from pair_ptr[h] to pair_ptr[h + 1]."""
     for head in range(f.shape[0]):
         first, count = pair_ptr[head], pair_ptr[head + 1] - pair_ptr[head]
         for p in range(first + start_block * count // _NUM_BLOCKS, first + stop_block * count // _NUM_BLOCKS):
@@ -33,7 +33,7 @@ def _forward(start_block, stop_block, f, pair_ptr, entries, out):
 
 
 def _forward_shared(start_block, stop_block, f, entries, out):
-    """Values of all pairs for every head, [H, P]."""
+    """Compute the values of all pairs for every head, [H, P]."""
     count = out.shape[1]
     for p in range(start_block * count // _NUM_BLOCKS, stop_block * count // _NUM_BLOCKS):
         for head in range(f.shape[0]):
@@ -44,7 +44,7 @@ def _forward_shared(start_block, stop_block, f, entries, out):
 
 
 def _backward(start_block, stop_block, grad, pair_ptr, entries, parts):
-    """The derivative in f, in float64, one summand [H, L + 1] per block of pairs."""
+    """Compute the gradient of f in float64, one summand [H, L + 1] per block of pairs."""
     for block in range(start_block, stop_block):
         for head in range(parts.shape[1]):
             first, count = pair_ptr[head], pair_ptr[head + 1] - pair_ptr[head]
@@ -55,7 +55,7 @@ def _backward(start_block, stop_block, grad, pair_ptr, entries, parts):
 
 
 def _backward_shared(start_block, stop_block, grad, entries, parts):
-    """The derivative in f for walks that heads share."""
+    """Compute the gradient of f for walks that heads share."""
     count = grad.shape[1]
     for block in range(start_block, stop_block):
         for p in range(block * count // _NUM_BLOCKS, (block + 1) * count // _NUM_BLOCKS):
@@ -74,12 +74,12 @@ def _entries(walks: Walks) -> _Entries:
 
 
 def _pair_ptr(head_ptr: Tensor, entry_ptr: Tensor) -> Tensor:
-    """Where the pairs of every head begin, from where its entries begin."""
+    """Return where the pairs of every head begin, given where its entries begin."""
     return torch.searchsorted(entry_ptr, head_ptr)
 
 
 def feature_values(f: Tensor, walks: Walks) -> Tensor:
-    """The sum of f[head, length] * load over the entries of every (node, visited node), [P] or [H, P]."""
+    """Sum f[head, length] * load over the entries of every (node, visited node), [P] or [H, P]."""
     num_pairs = len(walks.entry_ptr) - 1
     if walks.head_ptr is None:
         out = walks.loads.new_empty(len(f), num_pairs)
@@ -91,7 +91,7 @@ def feature_values(f: Tensor, walks: Walks) -> Tensor:
 
 
 def feature_values_backward(grad: Tensor, num_lengths: int, walks: Walks) -> Tensor:
-    """The derivative in f, [H, L + 1]."""
+    """Return the gradient of f, [H, L + 1]."""
     num_heads = len(grad) if walks.head_ptr is None else len(walks.head_ptr) - 1
     parts = torch.zeros(_NUM_BLOCKS, num_heads, num_lengths, dtype=torch.float64, device="cpu")
     if walks.head_ptr is None:

@@ -10,14 +10,14 @@ from topomask.ops.feature_values import Walks
 
 
 def feature_values(f: Tensor, walks: Walks) -> Tensor:
-    """The sum of f[head, length] * load over the entries of every (node, visited node), [P] or [H, P]."""
+    """Sum f[head, length] * load over the entries of every (node, visited node), [P] or [H, P]."""
     terms = _by_entry(f, walks) * walks.loads
     pairs = segments.index(walks.entry_ptr)
     return terms.new_zeros(*terms.shape[:-1], len(walks.entry_ptr) - 1).index_add_(-1, pairs, terms)
 
 
 def feature_values_backward(grad: Tensor, num_lengths: int, walks: Walks) -> Tensor:
-    """The derivative in f, [H, L + 1]. Millions of terms meet in a few sums, so they are added in float64."""
+    """Return the gradient of f, [H, L + 1]. Its few sums have up to millions of terms, so they use float64."""
     terms = (grad[..., segments.index(walks.entry_ptr)] * walks.loads).to(torch.float64)
     lengths = walks.lengths.to(torch.int64)
     if walks.head_ptr is None:
@@ -28,6 +28,6 @@ def feature_values_backward(grad: Tensor, num_lengths: int, walks: Walks) -> Ten
 
 
 def _by_entry(f: Tensor, walks: Walks) -> Tensor:
-    """The number of f that belongs to every entry, [T] or [H, T]."""
+    """Return the value of f for every entry, [T] or [H, T]."""
     lengths = walks.lengths.to(torch.int64)
     return f[:, lengths] if walks.head_ptr is None else f[segments.index(walks.head_ptr), lengths]

@@ -1,11 +1,12 @@
 r"""Sums over the nodes of every tree of a forest, weighted by exponentials of distances, in two passes.
 
-With a logarithm :math:`z_e` per edge, :math:`y_i = \sum_r c_r \sum_j x_j \exp(\sum_{e \in i \ldots j} z_{re})`. Sums
-over what is below a place follow from those of its children. All sums follow from those of its parent: of them it has
-all but what is below it, and that in full. Where no factor :math:`w = e^z` is larger than 1 this is :math:`t_v = (1 -
-w^2) b_v + w t_p`, which takes nothing off; elsewhere, sums without a child are put together from its siblings before
-and after it. The derivative in :math:`z_e` is what one end has of x times what the other has of the gradient, and the
-other way round.
+With a logarithm :math:`z_e` per edge, :math:`y_i = \sum_r c_r \sum_j x_j \exp(\sum_{e \in i \ldots j} z_{re})`. A first
+pass, from leaves to roots, computes the sums :math:`b_v` over the subtree of every node v from those of its children. A
+second pass, back to the leaves, computes the sums :math:`t_v` over the whole tree from that of the parent p. If no
+factor :math:`w = e^z` is larger than 1, :math:`t_v = (1 - w^2) b_v + w t_p`, which subtracts nothing. Otherwise, the
+sum without the subtree of a child is added up from its parent and its siblings before and after it. The derivative with
+respect to :math:`z_e` is the sum of x on one side of the edge times the sum of the gradient on the other, and the same
+with the sides exchanged.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from topomask.ops.rooted_forest import RootedForest
 
 
 class Sums(NamedTuple):
-    """What sums over the trees of a forest take."""
+    """Inputs of sums over the trees of a forest."""
 
     forest: RootedForest
     logs: Tensor  # [H, R, N], logarithm of the factor of the edge to the parent of every place, for R terms
@@ -30,7 +31,7 @@ class Sums(NamedTuple):
     growing: bool  # whether factors may be larger than 1
 
     def check(self) -> None:
-        """A ValueError where shapes do not fit."""
+        """Raise a ValueError unless shapes match."""
         size, (num_heads, num_terms) = len(self.forest.nodes), self.coefficients.shape
         check_shape("logs", self.logs, num_heads, num_terms, size)
         check_shape("x", self.x, None, num_heads, size, None)
@@ -67,13 +68,13 @@ _forest_sums = Op(
 def forest_sums(
     forest: RootedForest, logs: Tensor, coefficients: Tensor, x: Tensor, *, growing: bool = False
 ) -> Tensor:
-    """Sums over trees, [G, H, N, C]; differentiable once in logarithms, coefficients and x.
+    """Return sums over trees, [G, H, N, C]; once differentiable in logarithms, coefficients and x.
 
     Args:
         forest: The forest.
         logs: Logarithm of the factor of the edge to the parent of every place, [H, R, N] for R terms.
         coefficients: Coefficients of the terms, [H, R].
-        x: Numbers of the nodes, [G, H, N, C].
+        x: Node values, [G, H, N, C].
         growing: Whether factors may be larger than 1.
     """
     return _forest_sums(Sums(forest, logs, coefficients, x, growing))

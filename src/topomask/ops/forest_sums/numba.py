@@ -1,8 +1,8 @@
 """Sums over forests in two passes, compiled.
 
-Threads share inputs, heads, columns and, where these are few, trees. A thread keeps the sums of its columns in float64:
-on a path of 10^5 nodes a factor close to 1 is multiplied, and a number added, 10^5 times. Places with nothing below
-them have no sums to keep.
+Threads share inputs, heads, columns and, if these are few, trees. A thread stores the sums of its columns in float64:
+on a path of 10^5 nodes, there are 10^5 additions, and as many multiplications by a factor close to 1. Leaves need no
+stored sums.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from topomask.ops.forest_sums import Sums
 from topomask.ops.rooted_forest import RootedForest, tree_pointers
 from topomask.ops.rooted_forest.kernels import LAST, LEAF
 
-# Columns that a thread takes at a time: narrow blocks of wide rows defeat prefetching, ...
+# The most columns that a thread processes at a time: narrow blocks of wide rows defeat prefetching, ...
 _MAX_WIDTH = 256
-# ... but all threads together keep no more sums than this, unless that would leave them only a few columns.
+# ... but all threads together store no more sums than this, unless that would leave them only a few columns.
 _MAX_SCRATCH = 1 << 26
 _MIN_WIDTH = 16
 
-# Rows are found by unsigned places, of which Numba does not ask whether they count from the end, and without counting
-# references to arrays, which would take most of the time.
+# Rows have unsigned indices, for which Numba does not check whether they count from the end, and references to arrays
+# are not counted, which would take most of the time.
 _INNER: dict[str, Any] = FAST | {"forceinline": True, "_nrt": False}
 _U = np.uint64
 
 
 @njit(**_INNER)
 def _begin(sums, i, x, row, start, width):
-    """The sum of a place begins with its own number."""
+    """Initialise the sum of a place with its own value."""
     for c in range(width):
         sums[i, c] = x[row, start + c]
 
@@ -75,7 +75,7 @@ def _write(sums, i, out, row, start, width, scale, more):
 
 @njit(**_INNER)
 def _mix(sums, i, p, factor, rest, width):
-    """All sums: those below, and those of the place above, in which a part of the former is contained."""
+    """Combine the sum below a place with the total of its parent, which contains a part of the former."""
     for c in range(width):
         sums[i, c] = rest * sums[i, c] + factor * sums[p, c]
 
@@ -92,7 +92,7 @@ def _mix_leaf(sums, p, x, out, row, factor, rest, start, width, scale, more):
 
 @njit(**_INNER)
 def _add_and_keep(sums, others, p, i, factor, width):
-    """Keep the sum of the place above and of what has been added so far: it is without this place."""
+    """Add to the sum of the parent, and store its value before: the parent and some siblings, without this place."""
     for c in range(width):
         so_far = sums[p, c]
         others[i, c] = so_far
@@ -101,7 +101,7 @@ def _add_and_keep(sums, others, p, i, factor, width):
 
 @njit(**_INNER)
 def _spread(sums, others, p, i, factor, width):
-    """Complete the sums without this place, as seen from it; hand its own on to the next place below the same one."""
+    """Complete the sum outside the subtree of this place, as seen from it; pass its own sum on to the next sibling."""
     for c in range(width):
         before = others[p, c]
         others[i, c] = factor * (others[i, c] + before)
@@ -134,7 +134,7 @@ def _dot(x, i, start, y, j, width):
 
 @njit(**_INNER)
 def _cross_without(a, b, i, p, factor, width):
-    """Sums below times sums without what is below, which is taken off: harmless for factors of at most 1 in float64."""
+    """Multiply sums below by sums outside, found by subtraction: in float64, harmless for factors of at most 1."""
     total = 0.0
     for c in range(width):
         below_a, below_b = a[i, c], b[i, c]
@@ -144,7 +144,7 @@ def _cross_without(a, b, i, p, factor, width):
 
 @njit(**_INNER)
 def _cross(a, b, others_a, others_b, i, width):
-    """Sums below times sums without what is below, both as seen from here."""
+    """Multiply sums below by sums outside, both as seen from here."""
     total = 0.0
     for c in range(width):
         total += a[i, c] * others_b[i, c] + b[i, c] * others_a[i, c]
@@ -154,7 +154,7 @@ def _cross(a, b, others_a, others_b, i, width):
 def _forward(
     start_block, stop_block, nodes, above, kinds, factors, rests, coefficients, x, out, starts, width, scratch
 ):
-    """Sums with factors of at most 1: leaves to roots, then back."""
+    """Compute sums with factors of at most 1: leaves to roots, then back."""
     inputs, heads, _, columns = x.shape
     terms, chunks, blocks, threads = factors.shape[1], starts.shape[0] - 1, -(-columns // width), scratch.shape[0]
     for thread in range(start_block, stop_block):
@@ -195,7 +195,7 @@ def _forward(
 def _forward_growing(
     start_block, stop_block, nodes, above, kinds, factors, rests, coefficients, x, out, starts, width, scratch
 ):
-    """Sums with any factors: nothing is taken off, for what is left could be lost in rounding."""
+    """Compute sums with any factors: nothing is subtracted, since the difference could be lost to rounding."""
     inputs, heads, _, columns = x.shape
     terms, chunks, blocks, threads = factors.shape[1], starts.shape[0] - 1, -(-columns // width), scratch.shape[0]
     for thread in range(start_block, stop_block):
@@ -226,7 +226,7 @@ def _backward(
     start_block, stop_block, nodes, above, factors, rests, coefficients, x, grad, grad_x, logs, scales, starts, width,
     scratch,
 ):  # fmt: skip
-    """Derivatives with factors of at most 1: in x, and one summand per thread in logarithms and coefficients."""
+    """Compute gradients with factors of at most 1: of x, and per thread of logarithms and coefficients."""
     inputs, heads, _, columns = x.shape
     terms, chunks, blocks, threads = factors.shape[1], starts.shape[0] - 1, -(-columns // width), scratch.shape[0]
     for thread in range(start_block, stop_block):
@@ -262,7 +262,7 @@ def _backward_growing(
     start_block, stop_block, nodes, above, factors, rests, coefficients, x, grad, grad_x, logs, scales, starts, width,
     scratch,
 ):  # fmt: skip
-    """The same with any factors."""
+    """Compute the same gradients with any factors."""
     inputs, heads, _, columns = x.shape
     terms, chunks, blocks, threads = factors.shape[1], starts.shape[0] - 1, -(-columns // width), scratch.shape[0]
     for thread in range(start_block, stop_block):
@@ -310,12 +310,12 @@ _backward_kernel, _backward_growing_kernel = (
 
 
 def _share(forest: RootedForest, x: Tensor, parts: int) -> tuple[np.ndarray, int, np.ndarray]:
-    """How threads share the work: where trees begin that one takes, columns at a time, and room for its sums."""
+    """Split the work among threads: where their trees begin, columns at a time, and memory for sums."""
     inputs, heads, size, columns = x.shape
     threads = torch.get_num_threads()
     pieces = max(1, inputs * heads)
     widest = min(_MAX_WIDTH, max(_MIN_WIDTH, _MAX_SCRATCH // (threads * parts * max(1, size))))
-    # As many blocks of columns as give every thread equally much to do.
+    # A number of blocks of columns that gives every thread the same amount of work.
     share = threads // math.gcd(threads, pieces)
     blocks = -(-max(1, columns) // (widest * share)) * share
     width = max(1, -(-columns // blocks))
@@ -326,17 +326,17 @@ def _share(forest: RootedForest, x: Tensor, parts: int) -> tuple[np.ndarray, int
         shares = np.linspace(0, size, threads + 1)[1:-1]
         starts = np.unique(np.concatenate([starts, trees[np.searchsorted(trees, shares)]]))
     threads = max(1, min(threads, pieces * (len(starts) - 1)))
-    # From NumPy, which asks for large pages.
+    # Allocated by NumPy, which requests huge pages.
     return starts, width, np.empty((threads, parts, int(np.diff(starts).max()), width))
 
 
 def _factors(logs: Tensor) -> list[np.ndarray]:
-    """Factors of edges; and 1 less their squares, the share of what is below that the place above does not have."""
+    """Return the factors of edges, and 1 minus their squares: the share of a subtree that its parent's total lacks."""
     return arrays(logs.exp(), -torch.expm1(2 * logs))
 
 
 def forest_sums(sums: Sums) -> Tensor:
-    """Sums of x [G, H, N, C] over all nodes of a tree, weighted by what the edges between them say."""
+    """Return sums of x [G, H, N, C] over all nodes of a tree, weighted by the edges between them."""
     forest, logs, coefficients, x, growing = sums
     out = torch.empty_like(x, memory_format=torch.contiguous_format)
     structure = arrays(forest.nodes, forest.above, forest.kinds)
@@ -347,7 +347,7 @@ def forest_sums(sums: Sums) -> Tensor:
 
 
 def forest_sums_backward(sums: Sums, grad: Tensor) -> dict[str, Tensor]:
-    """The derivatives in logarithms, coefficients and x."""
+    """Return the gradients of logarithms, coefficients and x."""
     forest, logs, coefficients, x, growing = sums
     grad_x = torch.empty_like(x, memory_format=torch.contiguous_format)
     starts, width, scratch = _share(forest, x, 4 if growing else 2)

@@ -1,7 +1,7 @@
 """Sums over forests in two passes, level by level; pure torch.
 
-Nothing is taken off on the way back: the sums of a place without one of those below it are put together from those
-below it before and after that one, so that factors may be larger than 1.
+Nothing is subtracted on the way back: the sum of a place without one of its children is added up from the children
+before and after that one, so that factors may be larger than 1.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from topomask.ops.rooted_forest import RootedForest
 
 
 class _Halves(NamedTuple):
-    """Of every place, in the order of the forest, [G, H, N, C]: sums over what is below it, and over all else."""
+    """For every place, in the order of the forest, [G, H, N, C]: sums over its subtree, and over everything else."""
 
     below: Tensor
     others: Tensor
 
 
 def forest_sums(sums: Sums) -> Tensor:
-    """Sums of x [G, H, N, C] over all nodes of a tree, weighted by what the edges between them say."""
+    """Return sums of x [G, H, N, C] over all nodes of a tree, weighted by the edges between them."""
     forest, logs, coefficients, x, _ = sums
     source = _placed(forest, x)
     out = torch.zeros_like(source)
@@ -35,7 +35,7 @@ def forest_sums(sums: Sums) -> Tensor:
 
 
 def forest_sums_backward(sums: Sums, grad: Tensor) -> dict[str, Tensor]:
-    """The derivatives in logarithms, coefficients and x."""
+    """Return the gradients of logarithms, coefficients and x."""
     forest, logs, coefficients, x, _ = sums
     source, slope = _placed(forest, x), _placed(forest, grad)
     grad_logs, grad_coefficients = torch.zeros_like(logs), torch.zeros_like(coefficients)
@@ -58,7 +58,7 @@ def _restored(forest: RootedForest, x: Tensor) -> Tensor:
 
 
 def _halves(forest: RootedForest, logs: Tensor, x: Tensor) -> _Halves:
-    """Leaves to roots, then back."""
+    """Compute both sums, from leaves to roots and back."""
     factors = logs.exp()[:, :, None]
     below, others = x.clone(), torch.zeros_like(x)
     if not x.numel():
@@ -75,13 +75,13 @@ def _halves(forest: RootedForest, logs: Tensor, x: Tensor) -> _Halves:
 
 
 def _siblings(values: Tensor, above: Tensor) -> Tensor:
-    """Sums of values [..., n, C] over the others with the same place above, who stand next to each other."""
+    """Return sums of values [..., n, C] over the siblings of every place, which are next to each other."""
     counts = torch.unique_consecutive(above, return_counts=True)[1]
     return _before(values, counts) + _before(values.flip(-2), counts.flip(0)).flip(-2)
 
 
 def _before(values: Tensor, counts: Tensor) -> Tensor:
-    """Sums over those that stand before in the same segment, doubling the steps."""
+    """Return sums over earlier values of the same segment, with steps that double."""
     place = segments.ranges(torch.zeros_like(counts), counts)[:, None]
     values = torch.where(place >= 1, values.roll(1, -2), 0.0)
     shift, longest = 1, int(counts.max())

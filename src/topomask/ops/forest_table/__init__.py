@@ -22,23 +22,23 @@ class _Sums(NamedTuple):
     x: Tensor  # [G, H, N, C]
 
     def check(self) -> None:
-        """A ValueError where shapes do not fit, or f ends before the largest distance."""
+        """Raise a ValueError if shapes do not match, or if f ends before the largest distance."""
         check_shape("f", self.f, None, None)
         check_shape("x", self.x, None, len(self.f), len(self.cuts.nodes), None)
         segments.check_once(_check_reach, (self.cuts.slot_ptr, self.cuts.distances), self.f.shape[1])
 
 
 def _check_reach(slot_ptr: Tensor, distances: Tensor, num_distances: int) -> None:
-    """The two sides of a cut are as far apart as the sum of their distances to it."""
+    """Raise a ValueError if two nodes are further apart than f goes: by the sum of their distances to a cut."""
     sides = slot_ptr.new_zeros(len(slot_ptr) - 1)
     sides = sides.scatter_reduce(0, segments.index(slot_ptr), distances.to(sides.dtype), "amax")
     largest = int(sides.max()) if len(sides) else 0
-    # The sum of two that are larger still might wrap.
+    # The sum of even larger distances might overflow.
     if largest < num_distances and len(sides):
         largest = int(sides.view(-1, 2).sum(dim=1).max())
     if largest >= num_distances:
         raise ValueError(
-            f"`f` has values of distances below {num_distances}, but there are nodes {largest} apart. Pass "
+            f"`f` has values for distances below {num_distances}, but some nodes are {largest} apart. Pass "
             f"{largest + 1} values."
         )
 
@@ -80,16 +80,16 @@ _forest_table = Op(
 
 
 def forest_table(cuts: Decomposition, f: Tensor, x: Tensor) -> Tensor:
-    """Sums over trees, [G, H, N, C]; differentiable once in f and x.
+    """Return sums over trees, [G, H, N, C]; once differentiable in f and x.
 
     Args:
         cuts: The cuts of the forest.
-        f: Function of the distance, [H, D] with D larger than every distance.
-        x: Numbers of the nodes, [G, H, N, C].
+        f: Values of the function at the distances 0, 1, ..., [H, D], with D larger than every distance.
+        x: Node values, [G, H, N, C].
     """
     return _forest_table(_Sums(cuts, f.contiguous(), x.contiguous()))
 
 
 def count_transformed_levels(cuts: Decomposition) -> int:
-    """Levels of cuts that go through transforms, which leave rounding noise where there should be nothing."""
+    """Count the levels of cuts that use Fourier transforms, which leave rounding noise where results should be 0."""
     return len(torch.unique(cuts.runs[cuts.is_long[::2], 2]))

@@ -1,4 +1,4 @@
-"""Cutting trees in two, compiled where Numba is installed and plain Python otherwise."""
+"""Cutting trees in two, compiled if Numba is installed, plain Python otherwise."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ IS_COMPILED = compiled(torch.empty(0, device="cpu"))
 
 
 def _inner(function: Callable[..., Any]) -> Callable[..., Any]:
-    """What a compiled function calls must be compiled too."""
+    """Compile a function that compiled functions call."""
     if not IS_COMPILED:
         return function
     from numba import njit
@@ -23,12 +23,12 @@ def _inner(function: Callable[..., Any]) -> Callable[..., Any]:
     return njit(error_model="numpy")(function)
 
 
-# Distances per node up to which each is looked at, so that they need not be sorted.
+# Distances up to this many times the number of nodes are all scanned rather than sorted.
 _DENSE = 4
 
 
 def _root_trees(indptr, indices, lengths, node, parent, length, ptr):
-    """Root every tree at its first node; returns how many there are."""
+    """Root every tree at its first node; returns the number of trees."""
     size = len(indptr) - 1
     seen = np.zeros(size, np.bool_)
     stack = np.empty((size, 3), np.int64)
@@ -67,7 +67,7 @@ def _number_slots(s, n, first, node, side, distance, keys, marks, slot, found, n
             last = max(last, distance[i])
             count += 1
     if last <= _DENSE * n:
-        # Few enough distances to look at each.
+        # Few enough distances to scan all of them.
         for k in range(count):
             marks[keys[k]] = 0
         for d in range(last + 1):
@@ -97,8 +97,8 @@ def _copy_side(
     s, n, first, cut, above_side, node, parent, length, side, weight, children, above, offset,
     next_node, next_parent, next_length, used,
 ):  # fmt: skip
-    """Write one side, held together by the cut, as a tree of its own; returns how many places it has."""
-    # The cut is part of both sides, as a joint in one. Weights below places of this side alone:
+    """Write one side, connected by the cut, as a tree of its own; returns its number of places."""
+    # The cut is part of both sides, as a joint in one. Weights count only the nodes of this side below a place:
     for i in range(n):
         inside = side[i] == s or i == cut
         weight[i] = 1 if inside and side[i] == s and node[first + i] >= 0 else 0
@@ -117,7 +117,7 @@ def _copy_side(
         up, extra = (-1, 0) if is_root else (above[p], offset[p] + length[first + i])
         is_node = side[i] == s and node[first + i] >= 0
         if not is_node and (children[i] == 1 or (up < 0 and children[i] < 2)):
-            # A joint of two is only a longer edge; at the root, not even that.
+            # A joint between two parts becomes a longer edge; one at the root with a single child is dropped.
             above[i], offset[i] = up, extra
             continue
         v = node[first + i]
@@ -135,7 +135,7 @@ def _cut_trees(
 ):  # fmt: skip
     """Cut every tree in two; returns the number of sides and of trees that are left to cut.
 
-    Every loop over a tree takes time in proportion to its size.
+    Every loop over a tree takes time proportional to its size.
     """
     size = ptr[count]
     weight, children = np.empty(size, np.int64), np.empty(size, np.int64)
@@ -148,7 +148,7 @@ def _cut_trees(
     next_ptr[0] = 0
     for t in range(count):
         first, n = ptr[t], ptr[t + 1] - ptr[t]
-        # Nodes, without joints, below every place.
+        # Weights: the number of nodes, without joints, at and below every place.
         for i in range(n):
             weight[i] = 1 if node[first + i] >= 0 else 0
         for i in range(n - 1, 0, -1):
@@ -159,7 +159,7 @@ def _cut_trees(
                 if node[first + i] >= 0:
                     places[starts[t]] = node[first + i]
             continue
-        # The last place in this order with at least half below it: no branch at it has more than half.
+        # The last place in this order with at least half of the nodes below it: no branch of it has more than half.
         cut = n - 1
         while 2 * weight[cut] < total:
             cut -= 1
@@ -170,7 +170,7 @@ def _cut_trees(
         while i >= 0:
             on_path[i] = True
             i = parent[first + i]
-        # Distances to the cut, and which branch of it every place is in: 0 is the one above.
+        # Distances to the cut, and the branch of the cut that every place is in: 0 is the one above it.
         for i in range(n):
             p = parent[first + i]
             if on_path[i]:
@@ -178,7 +178,7 @@ def _cut_trees(
             else:
                 distance[i] = distance[p] + length[first + i]
                 branch[i] = i if p == cut else branch[p]
-        # Side 0: one branch with a third of the nodes or more, or several that have as many together.
+        # Side 0: one branch with at least a third of the nodes, or several branches that have as many together.
         heaviest, most = 0, total - weight[cut]
         for i in range(cut + 1, n):
             if parent[first + i] == cut and weight[i] > most:

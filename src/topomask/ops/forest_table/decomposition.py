@@ -1,11 +1,11 @@
-"""Forests cut in two, again and again: what is needed to add up any function of distances.
+"""Recursive cuts of forests into two sides, from which sums over any function of distance are computed.
 
-A tree is cut at a node such that each side holds between a third and two thirds of it. Every path from one side to the
-other goes through that node, so its length is the sum of two distances to it: sums over the other side are convolutions
-over distances. Then both sides are cut in turn. No pair of nodes is met twice, so nothing is ever subtracted.
+A tree is cut at a node such that each side has between a third and two thirds of the nodes. Every path from one side to
+the other goes through that node, so its length is the sum of two distances to it: sums over the other side are
+convolutions over distances. Then both sides are cut in turn. No pair of nodes occurs twice, so nothing is subtracted.
 
-The node at the cut belongs to one side. Where it holds the other together it stays there as a joint, which carries
-nothing; joints that join nothing, or only two, are taken out. So a part never has more joints than nodes.
+The node at the cut belongs to one side. If the other side needs it to stay connected, it gets a joint there, which has
+no value. Joints that connect fewer than three parts are removed, so a part never has more joints than nodes.
 """
 
 from __future__ import annotations
@@ -20,32 +20,32 @@ from topomask.ops import segments
 from topomask.ops.backend import compiled
 from topomask.ops.derived import plainly
 
-# Products of distances that are formed one by one for every two that a transform of this size would take per entry.
+# The cost of a step of a transform, relative to a direct product of two distances.
 _DIRECT = 24.0
-_BROKEN = "The cuts contradict themselves: {}. Make them with decompose(indptr, indices)."
+_BROKEN = "The cuts are inconsistent: {}. Make them with decompose(indptr, indices)."
 
 
 class Decomposition(NamedTuple):
-    """Cuts of a forest, level by level. Places are an order of the nodes in which every part is a run.
+    """Cuts of a forest, level by level. Places are positions in an order of the nodes in which parts are contiguous.
 
     A slot is one distance to the cut on one side of one part. Sides 2k and 2k + 1 belong to cut k.
     """
 
     nodes: Tensor  # [N], the node at every place
-    slots: Tensor  # [levels, N], int32: the slot of every place, -1 where its part is one node
+    slots: Tensor  # [levels, N], int32: the slot of every place, -1 if its part is a single node
     level_ptr: Tensor  # [levels + 1], where the sides of every level begin
     slot_ptr: Tensor  # [sides + 1], where the slots of every side begin; they start from 0 in every level
     distances: Tensor  # [slots of all levels], ascending in every side
     is_long: Tensor  # [sides], whether to use transforms
     runs: Tensor  # [sides / 2, 3], first place and end of the places of every cut, and its level
-    depth_first: Tensor  # [sides / 2], an order of the cuts in which those of a part come one after the other
+    depth_first: Tensor  # [sides / 2], an order of the cuts in which those within a part are consecutive
 
     def to(self, device: torch.device) -> Decomposition:
         """The cuts on another device."""
         return Decomposition(*(tensor.to(device) for tensor in self))
 
     def check(self) -> None:
-        """A ValueError unless all places, slots and cuts lie within."""
+        """Raise a ValueError unless all places, slots and cuts are in range."""
         segments.check_once(_check_cuts, self)
 
 
@@ -67,27 +67,27 @@ def _check_cuts(
     segments.check_integers("distances", distances)
     fits = slots.shape == (num_levels, size) and runs.shape == (num_cuts, 3) and is_long.shape == (2 * num_cuts,)
     if not fits or is_long.dtype != torch.bool or not torch.equal(is_long[::2], is_long[1::2]):
-        raise ValueError(_BROKEN.format("shapes do not fit"))
+        raise ValueError(_BROKEN.format("shapes do not match"))
     if bool((distances < 0).any()) or segments.first_repeat(distances, slot_ptr) is not None:
-        raise ValueError(_BROKEN.format("distances must ascend on every side"))
+        raise ValueError(_BROKEN.format("distances must increase on every side"))
     begin, end, level = runs.unbind(dim=1)
     if bool(((begin < 0) | (begin > end) | (end > size) | (level < 0) | (level >= num_levels)).any()):
-        raise ValueError(_BROKEN.format("a cut is not within the forest"))
+        raise ValueError(_BROKEN.format("a cut is out of range"))
     # Slots start from 0 in every level, and those of a place belong to the cut that it is in.
     place, cut = segments.ranges(begin, end - begin), torch.repeat_interleave(end - begin)
     found, base = slots[level[cut], place], slot_ptr[level_ptr[level]][cut]
     first, last = slot_ptr[2 * cut] - base, slot_ptr[2 * cut + 2] - base
     if bool(((found < first) | (found >= last) | (last - first > size)).any()):
-        raise ValueError(_BROKEN.format("a place has a slot of another cut"))
+        raise ValueError(_BROKEN.format("a place has the slot of another cut"))
 
 
 def decompose(indptr: np.ndarray, indices: np.ndarray, lengths: np.ndarray | None = None) -> Decomposition:
-    """Cut a forest, given by compressed sparse rows that hold every edge twice, until all parts are single nodes.
+    """Cut a forest, given by compressed sparse rows that store every edge twice, until all parts are single nodes.
 
     Args:
         indptr: [N + 1].
         indices: [2 E].
-        lengths: Integer lengths of at least 0 of the entries, [2 E]. Default: 1.
+        lengths: Integer lengths of the entries, at least 0, [2 E]. Default: 1.
     """
     size = len(indptr) - 1
     if lengths is None:
@@ -129,7 +129,7 @@ class _Part(NamedTuple):
 
 
 def _make_part(size: int) -> _Part:
-    """Room for trees with ``size`` nodes and as many joints."""
+    """Allocate memory for trees with ``size`` nodes and as many joints."""
     node, parent, length = (np.empty(2 * size, np.int64) for _ in range(3))
     return _Part(node, parent, length, np.empty(size + 1, np.int64))
 

@@ -1,7 +1,7 @@
-"""Sums of a function of distances over the cuts of a forest, compiled; long cuts go through torch's transforms.
+"""Sums of a function of distances over the cuts of a forest, compiled; long cuts use torch's Fourier transforms.
 
-A task takes some columns through all cuts, those of a part after each other. Places are an order in which every part is
-a run, so what is cut stays in the cache while it gets smaller and smaller.
+A task processes all cuts for some columns, depth first. Places are ordered so that every part is contiguous, so parts
+stay in the cache while they get smaller and smaller.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ _COLUMNS = 64
 
 @njit(**EXACT)
 def _gather(slots, begin, end, base, x, sums):
-    """Sums by slot over the places of a cut."""
+    """Sum by slot over the places of a cut."""
     if x.shape[1] == _COLUMNS:
-        # A number of columns that the compiler knows becomes vector instructions.
+        # With a number of columns that the compiler knows, the loop becomes vector instructions.
         for place in range(begin, end):
             k = np.uint64(slots[place] - base)
             for c in range(_COLUMNS):
@@ -36,7 +36,7 @@ def _gather(slots, begin, end, base, x, sums):
 
 @njit(**EXACT)
 def _spread(slots, begin, end, base, mixed, total):
-    """Add to every place of a cut what its slot has."""
+    """Add the result of its slot to every place of a cut."""
     if total.shape[1] == _COLUMNS:
         for place in range(begin, end):
             k = np.uint64(slots[place] - base)
@@ -51,7 +51,7 @@ def _spread(slots, begin, end, base, mixed, total):
 
 @njit(**EXACT | {"fastmath": {"reassoc", "contract", "nsz"}})
 def _correlate(f, distances, first, middle, end, sums, mixed):
-    """What both sides of a cut get of each other, by distance."""
+    """Compute the contributions of both sides of a cut to each other, by distance."""
     for i in range(middle):
         d = distances[first + i]
         for j in range(middle, end):
@@ -69,7 +69,7 @@ def _correlate(f, distances, first, middle, end, sums, mixed):
 
 @njit(**EXACT)
 def _task(number, shape, step):
-    """The input, head and first column of a task."""
+    """Return the input, head and first column of a task."""
     num_blocks = (shape[3] + step - 1) // step
     return number // (shape[1] * num_blocks), number // num_blocks % shape[1], number % num_blocks * step
 
@@ -120,7 +120,7 @@ def _sum_gradients(
     out,
     step,
 ):
-    """The gradient in f of every task, ``out`` [tasks, D]."""
+    """Compute the gradient of f of every task, ``out`` [tasks, D]."""
     size = len(nodes)
     for number in range(start_block, stop_block):
         b, h, column = _task(number, x.shape, step)
@@ -158,13 +158,13 @@ def _cut_arrays(cuts: Decomposition) -> list[np.ndarray]:
 
 
 def _tasks(x: Tensor) -> tuple[int, int]:
-    """Columns of a task, and how many tasks there are for one input and head."""
+    """Return the number of columns of a task, and of tasks for one input and head."""
     step = max(1, min(_COLUMNS, x.shape[-1]))
     return step, -(-x.shape[-1] // step)
 
 
 def forest_table(cuts: Decomposition, f: Tensor, x: Tensor) -> Tensor:
-    """Sums of f(distance) x over the nodes of every tree, [G, H, N, C]."""
+    """Return sums of f(distance) x over the nodes of every tree, [G, H, N, C]."""
     out = torch.empty_like(x, memory_format=torch.contiguous_format)
     step, num_tasks = _tasks(x)
     _sum_kernel(x.shape[0] * x.shape[1] * num_tasks, *_cut_arrays(cuts), *arrays(f, x, out), step)
@@ -177,7 +177,7 @@ def forest_table(cuts: Decomposition, f: Tensor, x: Tensor) -> Tensor:
 
 
 def forest_table_backward(cuts: Decomposition, f: Tensor, x: Tensor, grad: Tensor) -> Tensor:
-    """The gradient in f."""
+    """Return the gradient of f."""
     step, num_tasks = _tasks(x)
     parts = torch.zeros(x.shape[0], x.shape[1], num_tasks, f.shape[1], dtype=torch.float64)
     by_task = parts.flatten(0, 2)

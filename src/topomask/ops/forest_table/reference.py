@@ -10,22 +10,22 @@ from torch import Tensor
 
 from topomask.ops.forest_table.decomposition import Decomposition
 
-# Numbers that exist at a time: they stay in the cache.
+# The most numbers in memory at a time, so that they stay in the cache.
 _ELEMENTS_PER_CHUNK = 1 << 19
 
 
 class Group(NamedTuple):
-    """Cuts of one level whose distances are all below one size: they are transformed together."""
+    """Cuts of one level with transforms of the same size, which are computed together."""
 
     places: Tensor  # [P], places of nodes on any side
-    cells: Tensor  # [P], 2 * size * cut + size * side + distance: where their sums stand
+    cells: Tensor  # [P], 2 * size * cut + size * side + distance: where their sums are stored
     partners: Tensor  # [P], the same distance on the other side
     num_cuts: int
-    size: int  # of a transform, larger than any two distances together
+    size: int  # of a transform, larger than the sum of any two distances
 
 
 def groups(cuts: Decomposition, only_long: bool) -> Iterator[Group]:
-    """Cuts of every level by the size of their transforms."""
+    """Yield the cuts of every level, grouped by the size of their transforms."""
     lengths = cuts.slot_ptr.diff()
     for level in range(len(cuts.level_ptr) - 1):
         begin, end = int(cuts.level_ptr[level]), int(cuts.level_ptr[level + 1])
@@ -59,7 +59,7 @@ def _columns(group: Group, x: Tensor) -> Iterator[slice]:
 
 
 def _spectra(group: Group, x: Tensor) -> Tensor:
-    """Spectra of sums by distance on both sides of every cut, [H, C, cuts, 2, frequencies], for x [N, H, C]."""
+    """Return spectra of sums by distance on both sides of every cut, [H, C, cuts, 2, frequencies], for x [N, H, C]."""
     chosen = x[group.places].flatten(1)
     sums = x.new_zeros(2 * group.num_cuts * group.size, chosen.shape[1])
     sums.scatter_add_(0, group.cells[:, None].expand_as(chosen), chosen)
@@ -71,7 +71,7 @@ def _spectrum(f: Tensor, size: int) -> Tensor:
 
 
 def add_groups(out: Tensor, cuts: Decomposition, f: Tensor, x: Tensor, only_long: bool) -> None:
-    """Add what nodes get across cuts to ``out``; x and out [N, H, C] stand in the order of places."""
+    """Add contributions across cuts to ``out``; x and out [N, H, C] are in the order of places."""
     for group in groups(cuts, only_long):
         transformed = _spectrum(f, group.size)
         for part in _columns(group, x):
@@ -82,7 +82,7 @@ def add_groups(out: Tensor, cuts: Decomposition, f: Tensor, x: Tensor, only_long
 
 
 def add_group_gradients(out: Tensor, cuts: Decomposition, x: Tensor, grad: Tensor, only_long: bool) -> None:
-    """Add the gradient in f to ``out`` [H, D]: products over a cut, by the sum of their distances."""
+    """Add the gradient of f to ``out`` [H, D]: products over a cut, by the sum of their distances."""
     for group in groups(cuts, only_long):
         for part in _columns(group, x):
             first, second = _spectra(group, x[..., part]), _spectra(group, grad[..., part])
@@ -92,7 +92,7 @@ def add_group_gradients(out: Tensor, cuts: Decomposition, x: Tensor, grad: Tenso
 
 
 def forest_table(cuts: Decomposition, f: Tensor, x: Tensor) -> Tensor:
-    """Sums of f(distance) x over the nodes of every tree, [G, H, N, C]."""
+    """Return sums of f(distance) x over the nodes of every tree, [G, H, N, C]."""
     moved = by_place(cuts, x)
     out = f[:, :1] * moved
     add_groups(out, cuts, f, moved, only_long=False)
@@ -100,7 +100,7 @@ def forest_table(cuts: Decomposition, f: Tensor, x: Tensor) -> Tensor:
 
 
 def forest_table_backward(cuts: Decomposition, f: Tensor, x: Tensor, grad: Tensor) -> Tensor:
-    """The gradient in f."""
+    """Return the gradient of f."""
     moved, grads = by_place(cuts, x), by_place(cuts, grad)
     out = torch.zeros_like(f)
     out[:, 0] = (moved * grads).sum(dim=(0, 2))
@@ -109,12 +109,12 @@ def forest_table_backward(cuts: Decomposition, f: Tensor, x: Tensor, grad: Tenso
 
 
 def by_place(cuts: Decomposition, x: Tensor) -> Tensor:
-    """From [G, H, N, C] to the order of places, [N, H, G * C]."""
+    """Rearrange [G, H, N, C] into the order of places, [N, H, G * C]."""
     return x.permute(2, 1, 0, 3).flatten(2)[cuts.nodes]
 
 
 def by_node(cuts: Decomposition, out: Tensor, x: Tensor) -> Tensor:
-    """From the order of places [N, H, G * C] back to the shape of x, [G, H, N, C]."""
+    """Rearrange the order of places, [N, H, G * C], back into the shape of x, [G, H, N, C]."""
     back = torch.empty_like(out)
     back[cuts.nodes] = out
     return back.unflatten(2, (x.shape[0], x.shape[3])).permute(2, 1, 0, 3)

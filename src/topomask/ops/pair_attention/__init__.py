@@ -14,35 +14,35 @@ from topomask.ops.quotient import Attended
 from topomask.ops.registration import Op, check_shape, check_values
 from topomask.ops.sparse_product import Pattern
 
-# Entries per row from which on attention in tiles is worth its layout.
+# The fewest entries per row for which attention in tiles is worth computing its layout.
 MIN_ENTRIES_PER_ROW = 24
-# Queries of a tile, and how many of them must see a key for it to be taken with all lanes.
+# Queries of a tile, and how many of them must see a key for it to be processed in all lanes.
 LANES, MIN_LANES = 16, 2
-# What stands for minus infinity where kernels may not meet it.
+# Used instead of minus infinity in kernels.
 LOWEST = -1e30
-# Where an entry is 0 but may be learnt, its score still counts in the gradient, with at most this exponent above the
-# row's weighted maximum for a largest magnitude of 1, and at most half of the largest exponent for smaller ones: sums
-# of such powers, times values, must stay finite.
+# The score of an entry that is 0, but may be learnable, still matters for the gradient. Its exponent may exceed the
+# row's weighted maximum by this much if the largest magnitude is 1, and by at most half of the largest exponent if that
+# is smaller: sums of such powers, times values, must stay finite.
 MAX_EXPONENT = 40.0
 
 
 def largest_exponent(dtype: torch.dtype) -> float:
-    """An exponent whose power is just finite, with room for sums.
+    """Return an exponent whose power is just finite, with some headroom for sums.
 
     Powers of softmax attention are exp(score - shift), where the shift of a row is the largest score + log(magnitude).
-    Logarithms below minus half of this exponent enter the shift as that, so that powers stay finite, and products of
-    them too, and the exponent of an entry other than 0 is never cut. Where such small magnitudes decide, the normaliser
-    of the row is small, and attention is computed in float64.
+    In the shift, logarithms are clamped from below at minus half of this exponent. So powers stay finite, products of
+    them too, and the exponent of a nonzero entry is never clamped. If such small magnitudes dominate, the normaliser of
+    the row is small, and attention is computed in float64.
     """
     return 85.0 if dtype == torch.float32 else 700.0
 
 
 class Attention(NamedTuple):
-    """What attention over entries takes; item g of the batch has row g % V of values and magnitudes."""
+    """Inputs of attention over entries; item g of the batch uses row g % V of values and magnitudes."""
 
     pattern: Pattern  # [R, N]
     values: Tensor  # [P] or [V, P]
-    magnitudes: Tensor | None  # what the normaliser takes instead of values
+    magnitudes: Tensor | None  # used by the normaliser instead of values
     q: Tensor  # [G, R, M]
     k: Tensor  # [G, N, M]
     v: Tensor  # [G, N, D]
@@ -52,7 +52,7 @@ class Attention(NamedTuple):
     normalize: bool
 
     def check(self) -> None:
-        """A ValueError where shapes do not fit."""
+        """Raise a ValueError unless shapes match."""
         pattern, values, magnitudes, q, k, v, is_key = self[:7]
         check_values("values", values, pattern.columns.shape[0])
         if magnitudes is not None:
@@ -62,14 +62,14 @@ class Attention(NamedTuple):
 
 
 class TileWork(NamedTuple):
-    """What attention in tiles of ``LANES`` queries does."""
+    """The work of attention in tiles of ``LANES`` queries."""
 
-    keys: int  # taken with all lanes
-    alone: int  # pairs that are taken alone
+    keys: int  # processed in all lanes
+    alone: int  # pairs that are processed alone
 
 
 def estimate_tiles(query: Pattern, key: Pattern | None) -> TileWork | None:
-    """The work of attention in tiles over a pattern, or over the product with features of keys; None without Numba."""
+    """Estimate the work of attention in tiles over a pattern, or its product with that of keys; None without Numba."""
     if not compiled(query.columns):
         return None
     from topomask.ops.pair_attention import numba
@@ -78,7 +78,7 @@ def estimate_tiles(query: Pattern, key: Pattern | None) -> TileWork | None:
 
 
 def count_tiles(pairs: Tensor) -> TileWork | None:
-    """The work of attention in tiles over a dense pattern [V, R, N], rows as they come; None without Numba."""
+    """Count the work of attention in tiles over a dense pattern [V, R, N], with rows as given; None without Numba."""
     if not compiled(pairs):
         return None
     num_tiles = -(-pairs.shape[1] // LANES)
@@ -116,7 +116,7 @@ _pair_attention = Op(
 
 
 def check_tokens(num_queries: int, num_keys: int, q: Tensor, k: Tensor, v: Tensor, is_key: Tensor | None) -> None:
-    """A ValueError unless queries, keys and values are [G, R, M], [G, N, M] and [G, N, D]."""
+    """Raise a ValueError unless queries, keys and values are [G, R, M], [G, N, M] and [G, N, D]."""
     batch, width = q.shape[0], q.shape[-1]
     check_shape("q", q, batch, num_queries, width)
     check_shape("k", k, batch, num_keys, width)
@@ -126,11 +126,11 @@ def check_tokens(num_queries: int, num_keys: int, q: Tensor, k: Tensor, v: Tenso
 
 
 def check_heads(name: str, values: Tensor, q: Tensor) -> None:
-    """A ValueError unless the items of a batch share out evenly among the heads of ``values``, [P] or [V, P]."""
+    """Raise a ValueError unless the batch is a multiple of the number of heads of ``values``, [P] or [V, P]."""
     if values.ndim == 2 and len(q) % len(values):
         raise ValueError(
             f"`{name}` has shape {tuple(values.shape)}, values of {len(values)} heads, so the batch must be a multiple "
-            f"of {len(values)} items, but `q` has shape {tuple(q.shape)}. Flatten [B, H, N, M] with H = {len(values)}."
+            f"of {len(values)} items, but `q` has shape {tuple(q.shape)}. Flatten a tensor [B, {len(values)}, N, M]."
         )
 
 
@@ -147,23 +147,23 @@ def pair_attention(
     absolute: bool = False,
     normalize: bool = True,
 ) -> Attended:
-    r"""Sums over the entries (i, j) of a pattern: of value s_ij v_j, over the sum of magnitude |s_ij|.
+    r"""Attention :math:`\sum_j M_{ij}\,s_{ij}\,v_j \big/ \sum_j |M|_{ij}\,s_{ij}` over the entries of a pattern.
 
     Args:
-        pattern: Where the mask has entries, [R, N].
-        values: Its entries, [P]; or [V, P] for V heads that share the pattern. Item g of the batch has row g % V, so
-            inputs [B, H, N, D] flattened to [B * H, N, D] go with values [H, P].
-        magnitudes: Those of the normaliser, in the shape of ``values``. Default: ``values``.
+        pattern: Pattern of the mask, [R, N].
+        values: Entries M of the mask, [P]; or [V, P] for V heads that share the pattern. Item g of the batch uses row
+            g % V, so inputs [B, H, N, D] flattened to [B * H, N, D] go with values [H, P].
+        magnitudes: Entries |M| of the normaliser, in the shape of ``values``. Default: ``values``.
         q: Queries, or their features, [G, R, M].
         k: Keys, or their features, [G, N, M].
         v: Values, [G, N, D].
-        is_key: Which keys count in softmax attention, [G, N]. Default: all.
-        softmax: Whether s is the exponential of a score, or the score itself.
-        absolute: Whether the normaliser takes scores of absolute features.
-        normalize: Whether to divide by the normaliser; 0 where it is 0.
+        is_key: Which keys softmax attention uses, [G, N]. Default: all.
+        softmax: Whether s is the exponential of the score, instead of the score :math:`q_i^\top k_j` itself.
+        absolute: Whether the normaliser uses scores of absolute features.
+        normalize: Whether to divide by the normaliser; the result is 0 where it is 0.
 
     Returns:
-        The result, [G, R, D], and the normaliser, [G, R]; for softmax attention up to a factor.
+        The result, [G, R, D], and the normaliser, [G, R], which softmax attention returns up to a factor per row.
     """
     attention = Attention(pattern, values, magnitudes, q, k, v, is_key, softmax, absolute, normalize)
     return Attended(*_pair_attention.outputs(attention))

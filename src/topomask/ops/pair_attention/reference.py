@@ -33,7 +33,7 @@ def attend(
 
 
 class _Terms(NamedTuple):
-    """What is summed over the entries of a pattern, all [P]."""
+    """The factors of the sums over the entries of a pattern, all [P]."""
 
     scores: Tensor  # of the numerator: scores, or powers for softmax attention
     total_scores: Tensor  # of the denominator
@@ -58,7 +58,7 @@ def _terms(
         return _Terms(scores, total_scores, values, magnitudes)
     if is_key is not None:
         scores = scores.masked_fill(~is_key[pattern.columns], -torch.inf)
-    # Magnitudes may be values, which may be negative.
+    # Magnitudes may be the values, which may be negative.
     sizes = magnitudes.detach().abs()
 
     def row_max(x: Tensor) -> Tensor:
@@ -69,21 +69,21 @@ def _terms(
 
 
 def weighted_powers(scores: Tensor, sizes: Tensor, row_max: Callable[[Tensor], Tensor]) -> Tensor:
-    """exp(score - shift), where the shift of a row makes its largest power times magnitude 1.
+    """Return exp(score - shift), where the shift of a row makes its largest power times magnitude 1.
 
     Args:
-        scores: Scores; minus infinity where a key does not count.
-        sizes: Absolute magnitudes, in a shape that goes with scores.
-        row_max: The largest number of every row, in a shape that goes with scores.
+        scores: Scores; minus infinity for padding.
+        sizes: Absolute magnitudes, in a shape that broadcasts with scores.
+        row_max: Returns the largest number of every row, in a shape that broadcasts with scores.
     """
-    most = largest_exponent(scores.dtype)
+    limit = largest_exponent(scores.dtype)
     logs = sizes.log()
-    heights = scores.detach() + logs.clamp(min=-0.5 * most).masked_fill(sizes == 0, -torch.inf)
+    heights = scores.detach() + logs.clamp(min=-0.5 * limit).masked_fill(sizes == 0, -torch.inf)
     shift = row_max(heights)
     exponents = scores - torch.where(shift.isfinite(), shift, 0.0)
-    # Padding does not count, whatever its magnitude.
+    # Padding is ignored, whatever its magnitude.
     counted = torch.where(scores.detach() == -torch.inf, -torch.inf, logs)
-    bounds = (MAX_EXPONENT - row_max(counted)).clamp(max=0.5 * most)
+    bounds = (MAX_EXPONENT - row_max(counted)).clamp(max=0.5 * limit)
     return torch.where(sizes == 0, torch.minimum(exponents, bounds), exponents).exp()
 
 
@@ -94,7 +94,7 @@ def _quotient(
     normalize: bool,
     drop: Callable[[Tensor], Tensor] = lambda weights: weights,
 ) -> tuple[Tensor, Tensor]:
-    """The sum of values over the sum of magnitudes; 0 with zero gradient where that is 0."""
+    """Divide the sum of values by the sum of magnitudes; 0 with zero gradient where the latter is 0."""
     numerator = spmm(pattern, drop(terms.scores * terms.values), v)
     row, total_terms = segments.index(pattern.row_ptr), terms.total_scores * terms.magnitudes
     denominator = total_terms.new_zeros(len(pattern.row_ptr) - 1).index_add(0, row, total_terms)
@@ -104,7 +104,7 @@ def _quotient(
 
 
 class _Item(NamedTuple):
-    """One item of a batch; its gradients in values and magnitudes are added to those of ``head``."""
+    """One item of a batch; its gradients of values and magnitudes are added to those of ``head``."""
 
     number: int
     head: int
@@ -141,7 +141,7 @@ def pair_attention(attention: Attention) -> tuple[Tensor, Tensor]:
 def pair_attention_backward(
     attention: Attention, _: tuple[Tensor, ...], grad: Tensor, wanted: Collection[str]
 ) -> dict[str, Tensor]:
-    """Gradients in values, magnitudes, q, k and v."""
+    """Return the gradients of values, magnitudes, q, k and v."""
     pattern, softmax, absolute, normalize = attention.pattern, *attention[-3:]
     row = segments.index(pattern.row_ptr)
     names = ["values", "q", "k", "v"] + ["magnitudes"] * (attention.magnitudes is not None)

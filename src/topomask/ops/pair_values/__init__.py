@@ -15,7 +15,7 @@ from topomask.ops.sparse_product import Pattern, check_rows, make_pattern
 
 
 class Factors(NamedTuple):
-    """Where features of queries [R, C] have entries, by row, and features of keys [N, C], by column."""
+    """The pattern of the features of queries [R, C], by row, and of the features of keys [N, C], by column."""
 
     row_ptr: Tensor  # [R + 1]
     columns: Tensor  # [P_q]
@@ -24,7 +24,7 @@ class Factors(NamedTuple):
     num_keys: int
 
     def check(self) -> None:
-        """A ValueError unless both have rows and columns that lie within."""
+        """Raise a ValueError unless all rows and columns are in range."""
         segments.check_once(_check_factors, self[:4], self.num_keys)
 
 
@@ -34,7 +34,7 @@ def _check_factors(row_ptr: Tensor, columns: Tensor, column_ptr: Tensor, rows: T
 
 
 class Product(NamedTuple):
-    """Where the product of features has entries, and the values of its factors."""
+    """The pattern of the product of features, and the values of its factors."""
 
     row_ptr: Tensor  # [R + 1]
     columns: Tensor  # [P], ascending in every row
@@ -43,7 +43,7 @@ class Product(NamedTuple):
     key_values: Tensor  # [P_k] or [V, P_k], by column
 
     def check(self) -> None:
-        """A ValueError where places or shapes do not fit."""
+        """Raise a ValueError unless indices are in range and shapes match."""
         segments.check_once(check_rows, (self.row_ptr, self.columns), self.factors.num_keys)
         check_shape("row_ptr", self.row_ptr, *self.factors.row_ptr.shape)
         check_values("query_values", self.query_values, self.factors.columns.shape[0])
@@ -68,17 +68,17 @@ _pair_values = Op(
 
 
 def join_factors(query: Pattern, key: Pattern) -> Factors:
-    """Patterns [R, C] and [N, C] of features as kernels for their product take them."""
+    """Combine the patterns [R, C] and [N, C] of features, for the kernels of their product."""
     return Factors(query.row_ptr, query.columns, key.column_ptr, key.rows, key.shape[0])
 
 
 def count_triples(query: Pattern, key: Pattern) -> int:
-    """The work behind the product: pairs (i, c), (j, c) that meet in a node c. Bounds the number of its entries."""
+    """Count pairs of entries (i, c), (j, c): the multiply-adds of the product, and a bound on its number of entries."""
     return int(query.column_ptr.diff() @ key.column_ptr.diff())
 
 
 def estimate_pairs(query: Pattern, key: Pattern, num_rows: int = 64) -> int:
-    """The number of entries of the product, from the rows of a sample."""
+    """Estimate the number of entries of the product from a sample of rows."""
     query.check()
     key.check()
     total = query.shape[0]
@@ -93,7 +93,7 @@ def estimate_pairs(query: Pattern, key: Pattern, num_rows: int = 64) -> int:
 
 
 def pair_pattern(query: Pattern, key: Pattern) -> Pattern:
-    """The pattern of Phi_q Phi_k^T for features with patterns [R, C] and [N, C]."""
+    """Return the pattern of Phi_q Phi_k^T for features with patterns [R, C] and [N, C]."""
     query.check()
     key.check()
     row_ptr, columns = implementation(__name__, query.columns).pair_pattern(join_factors(query, key))
@@ -101,7 +101,7 @@ def pair_pattern(query: Pattern, key: Pattern) -> Pattern:
 
 
 def pair_values(pairs: Pattern, query: Pattern, key: Pattern, query_values: Tensor, key_values: Tensor) -> Tensor:
-    """Values of Phi_q Phi_k^T on its pattern ``pairs``; differentiable in both sets of values.
+    """Return the values of Phi_q Phi_k^T on its pattern ``pairs``; differentiable in both sets of values.
 
     Args:
         pairs: Pattern of the product, [R, N].

@@ -1,7 +1,7 @@
 """The sparse product of query features and transposed key features, compiled.
 
-Every thread takes a block of rows and adds up a row in a dense scratch array, which stays in cache where neighbours
-have nearby numbers.
+Every thread processes a block of rows and adds up each row in a dense scratch array, which stays in the cache if
+neighbours have nearby indices.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class _Factors(NamedTuple):
 
 
 def _count(start_block, stop_block, factors, starts, counts):
-    """Entries of every row of the product."""
+    """Count the entries of every row of the product."""
     row_ptr, columns, column_ptr, rows, num_keys = factors
     for block in range(start_block, stop_block):
         seen = np.full(num_keys, -1, np.int64)
@@ -46,7 +46,7 @@ def _count(start_block, stop_block, factors, starts, counts):
 
 
 def _fill(start_block, stop_block, factors, starts, pair_ptr, pair_columns):
-    """Ascending columns of every row of the product."""
+    """Write the ascending columns of every row of the product."""
     row_ptr, columns, column_ptr, rows, num_keys = factors
     for block in range(start_block, stop_block):
         seen = np.full(num_keys, -1, np.int64)
@@ -64,7 +64,7 @@ def _fill(start_block, stop_block, factors, starts, pair_ptr, pair_columns):
 
 
 def _values(start_block, stop_block, factors, pair_ptr, pair_columns, query_values, key_values, starts, out):
-    """Values [V, P] of the product on its pattern."""
+    """Compute the values [V, P] of the product on its pattern."""
     row_ptr, columns, column_ptr, rows, num_keys = factors
     for block in range(start_block, stop_block):
         total = np.zeros(num_keys, out.dtype)
@@ -93,7 +93,7 @@ def _backward(
     grad_query,
     parts_key,
 ):
-    """Gradients [V, P_q] in values of queries; and [blocks, V, P_k] in those of keys, a summand per block of rows."""
+    """Compute the gradients of query values, [V, P_q], and of key values, [blocks, V, P_k], one summand per block."""
     row_ptr, columns, column_ptr, rows, num_keys = factors
     for block in range(start_block, stop_block):
         row_grad = np.zeros(num_keys, grads.dtype)
@@ -123,7 +123,7 @@ def _arrays(factors: Factors) -> _Factors:
 
 
 def pair_pattern(factors: Factors) -> tuple[Tensor, Tensor]:
-    """Row pointers and ascending columns of the product."""
+    """Return row pointers and ascending columns of the product."""
     starts = row_blocks(factors.row_ptr, MAX_PARTS)
     inputs = (len(starts) - 1, _arrays(factors), starts)
     counts = torch.zeros(len(factors.row_ptr) - 1, dtype=torch.int64, device="cpu")
@@ -135,7 +135,7 @@ def pair_pattern(factors: Factors) -> tuple[Tensor, Tensor]:
 
 
 def pair_values(product: Product) -> Tensor:
-    """Values of the product on its pattern, [P] or [V, P]."""
+    """Return the values of the product on its pattern, [P] or [V, P]."""
     query, key = product.query_values, product.key_values
     out = query.new_empty(*query.shape[:-1], len(product.columns))
     starts = row_blocks(product.factors.row_ptr, MAX_PARTS)
@@ -152,7 +152,7 @@ def pair_values(product: Product) -> Tensor:
 
 
 def pair_values_backward(product: Product, grad: Tensor) -> dict[str, Tensor]:
-    """Gradients in the values of queries and of keys."""
+    """Return the gradients of the values of queries and of keys."""
     query, key = product.query_values, product.key_values
     starts = row_blocks(product.factors.row_ptr, MAX_PARTS)
     grad_query = torch.empty_like(query, memory_format=torch.contiguous_format)

@@ -1,6 +1,7 @@
 """The sparse product of query features and transposed key features; pure torch.
 
-Entry (i, j) is a sum over nodes c that both see: the triples (i, c, j). Triples are expanded a block of rows at a time.
+Entry (i, j) is a sum over the nodes c that both rows have entries at: over triples (i, c, j). Triples are expanded for
+one block of rows at a time.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from torch import Tensor
 from topomask.ops import segments
 from topomask.ops.pair_values import Factors, Product
 
-# Triples that exist at a time, unless a single row has more.
+# The most triples in memory at a time, unless a single row has more.
 _TRIPLES_PER_CHUNK = 1 << 21
 
 
@@ -50,7 +51,7 @@ def _blocks(factors: Factors) -> Iterator[_Block]:
 
 
 def pair_pattern(factors: Factors) -> tuple[Tensor, Tensor]:
-    """Row pointers and ascending columns of the product."""
+    """Return row pointers and ascending columns of the product."""
     counts, columns = [factors.row_ptr[:0]], [factors.columns[:0]]
     for block in _blocks(factors):
         pairs = torch.unique(block.pair)
@@ -69,7 +70,7 @@ def _triples(product: Product) -> Iterator[_Triples]:
 
 
 def pair_values(product: Product) -> Tensor:
-    """Values of the product on its pattern, [P] or [V, P]."""
+    """Return the values of the product on its pattern, [P] or [V, P]."""
     query, key = product.query_values, product.key_values
     out = query.new_zeros(*query.shape[:-1], len(product.columns))
     for pair, entry, place in _triples(product):
@@ -78,7 +79,7 @@ def pair_values(product: Product) -> Tensor:
 
 
 def pair_values_backward(product: Product, grad: Tensor) -> dict[str, Tensor]:
-    """Gradients in the values of queries and of keys."""
+    """Return the gradients of the values of queries and of keys."""
     query, key = product.query_values, product.key_values
     grad_query, grad_key = torch.zeros_like(query), torch.zeros_like(key)
     for pair, entry, place in _triples(product):

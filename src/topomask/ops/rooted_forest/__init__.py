@@ -1,4 +1,4 @@
-"""Forests from the roots on: an order of the nodes, what stands above each, and distances."""
+"""Rooted forests: an order of the nodes, the parent of each, and distances. A place is a position in the order."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from topomask.ops import segments
 from topomask.ops.derived import plainly
 from topomask.ops.rooted_forest.kernels import Array, describe_kernel, diameters_kernel, root_kernel, run
 
-# Nodes of a cycle that an error names.
+# The most nodes of a cycle that an error lists.
 _MAX_NAMED = 10
 
 
 class RootedForest(NamedTuple):
-    """A forest whose nodes stand in an order in which every subtree is a run that begins with its root."""
+    """A forest with its nodes in an order in which every subtree is contiguous and begins with its root."""
 
-    nodes: Tensor  # [N], int32 where it fits
+    nodes: Tensor  # [N], int32 if that fits
     above: Tensor  # [N], the place of the parent, -1 for roots
     depths: Tensor  # [N], edges to the root
     trees: Tensor  # [N], the tree of every place, ascending
-    kinds: Tensor  # [N], int8: the sum of LEAF for places with nothing below and of LAST for the last child of a place
+    kinds: Tensor  # [N], int8: the sum of LEAF for places without children and of LAST for the last child of a place
     entries: Tensor  # [2, N], the two entries in compressed sparse rows of the edge to the parent; 0 for roots
 
     def to(self, device: torch.device) -> RootedForest:
@@ -31,7 +31,7 @@ class RootedForest(NamedTuple):
         return RootedForest(*(tensor.to(device) for tensor in self))
 
     def check(self) -> None:
-        """A ValueError unless every node has a place, and a parent that comes before it."""
+        """Raise a ValueError unless every node has a place, and a parent that comes before it."""
         segments.check_once(_check_forest, self)
 
 
@@ -42,23 +42,23 @@ def _check_forest(nodes: Tensor, above: Tensor, depths: Tensor, trees: Tensor, k
         segments.check_integers(name, values, small=name == "kinds")
     place = torch.arange(size, device=above.device)
     if len(above) != size or bool((above < -1).any()) or bool((above >= place).any()):
-        raise ValueError("`above` must be -1 for roots, and otherwise a place before its own. Use root_forest.")
+        raise ValueError("`above` must be -1 for roots, and otherwise an earlier place. Use root_forest.")
     found = [np.empty(size, kind) for kind in (np.int64, np.int64, np.int8)]
     run(describe_kernel, above.cpu().numpy().astype(np.int64), *found)
     for name, values, wanted in zip(("depths", "trees", "kinds"), (depths, trees, kinds), found, strict=True):
         if values.shape != (size,) or not np.array_equal(values.cpu().numpy(), wanted):
-            raise ValueError(f"`{name}` are not those of `above`. Make forests with root_forest.")
-    # Where subtrees are runs, the parent is the last place before that is one edge closer to the root.
+            raise ValueError(f"`{name}` do not match `above`. Use root_forest.")
+    # If subtrees are contiguous, the parent is the last earlier place that is one edge closer to the root.
     depth = torch.from_numpy(found[0]).to(place.device)
     keys = (depth * size + place).sort().values
     parents = keys[torch.searchsorted(keys, (depth - 1) * size + place) - 1] - (depth - 1) * size
     is_child = above >= 0
     if not torch.equal(parents[is_child], above[is_child].long()) or entries.shape != (2, size):
-        raise ValueError("`above` must have every subtree as a run that begins with its root. Use root_forest.")
+        raise ValueError("`above` must keep every subtree contiguous, with its root first. Use root_forest.")
 
 
 def root_forest(indptr: Array, indices: Array) -> RootedForest:
-    """Root a forest given by compressed sparse rows that hold every edge twice.
+    """Root a forest given by compressed sparse rows that store every edge twice.
 
     Raises:
         ValueError: If there is a cycle; the error names its nodes.
@@ -88,16 +88,16 @@ def _name_cycle(cycle: list[int]) -> str:
 
 
 def diameter(forest: RootedForest, lengths: Tensor) -> float:
-    """The largest distance within a tree, for lengths [N] of the edges to parents."""
+    """Return the largest distance within a tree, for lengths [N] of the edges to parents."""
     values = lengths.detach().cpu().double().contiguous().numpy()
     return float(run(diameters_kernel, forest.above.cpu().numpy(), values, np.empty_like(values)))
 
 
 def distances(forest: RootedForest, lengths: Tensor) -> tuple[Tensor, Tensor]:
-    """Distances between all nodes, [N, N], and whether they are in one tree; differentiable in the lengths.
+    """Return distances between all nodes, [N, N], and whether they are in one tree; differentiable in the lengths.
 
-    The distance of two nodes is the sum of their depths less twice that of their lowest common ancestor. In the order
-    of the forest, that is the parent of the highest place after the one and up to the other.
+    The distance between two nodes is the sum of their depths minus twice that of their lowest common ancestor. In the
+    order of the forest, that is the parent of the place of least depth after the first node and up to the second.
 
     Args:
         forest: The forest.
@@ -120,12 +120,12 @@ def distances(forest: RootedForest, lengths: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def depth_sums(above: Tensor, values: Tensor) -> Tensor:
-    """Sums of values [N] from every place up to its root, doubling the steps; differentiable in the values."""
+    """Return sums of values [N] from every place up to its root, by pointer doubling; differentiable in the values."""
     above = torch.where(above < 0, len(above), above)
     above = torch.cat([above, above.new_tensor([len(above)])])
     sums = torch.cat([values, values.new_zeros(1)])
-    # As many steps as the deepest tree could need: asking would break a compiled graph, which this way serves sizes up
-    # to the next power of two.
+    # As many steps as the deepest possible tree needs: reading the depth would break a compiled graph, which this way
+    # works for all sizes up to the next power of two.
     reach = 1
     while reach < values.shape[0]:
         sums, above, reach = sums + sums[above], above[above], 2 * reach
@@ -133,5 +133,5 @@ def depth_sums(above: Tensor, values: Tensor) -> Tensor:
 
 
 def tree_pointers(forest: RootedForest) -> Tensor:
-    """Where trees begin, [T + 1], on the CPU."""
+    """Return where trees begin, [T + 1], on the CPU."""
     return segments.pointers(torch.bincount(forest.trees.cpu()))

@@ -1,4 +1,4 @@
-"""Passes over a forest, compiled where Numba is installed, and plain Python where it is not."""
+"""Passes over a forest, compiled if Numba is installed, plain Python otherwise."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ Array = npt.NDArray[Any]
 
 
 def run(kernel: Kernel, *args: Any) -> Any:
-    """Call a kernel; without Numba, the function that it is made of."""
+    """Call a kernel; without Numba, call its Python function."""
     return kernel(*args) if compiled() else kernel.function(*args)
 
 
 def _root(indptr: Array, indices: Array, nodes: Array, above: Array, entries: Array) -> int:
-    """Put nodes in an order in which every subtree is a run that begins with its root.
+    """Put nodes in an order in which every subtree is contiguous and begins with its root.
 
-    ``nodes`` [N] gets them in that order, ``above`` [N] the place above every place (-1 for roots), and ``entries``
-    [2, N] the two entries of the edge between them, seen from above and from below (0 for roots). Where there is a
-    cycle, the length of one is returned and its nodes stand at the beginning of ``nodes``; otherwise 0.
+    Writes the nodes in that order to ``nodes`` [N], the parent of every place to ``above`` [N] (-1 for roots), and the
+    two entries of the edge between them, seen from above and from below, to ``entries`` [2, N] (0 for roots). Returns
+    0, or the length of a cycle if there is one, whose nodes are then at the beginning of ``nodes``.
     """
     size = indptr.shape[0] - 1
-    # Of every node: the place above it (-1 for roots, -2 if it has not been seen), and the entry that leads to it.
+    # For every node: the place above it (-1 for roots, -2 if it has not been seen), and the entry that leads to it.
     place_above, entry = np.full(size, -2, dtype=np.int64), np.zeros(size, dtype=np.int64)
     stack = np.empty(size, dtype=np.int64)
     count = 0
@@ -47,7 +47,7 @@ def _root(indptr: Array, indices: Array, nodes: Array, above: Array, entries: Ar
                     place_above[other], entry[other], stack[top] = place, e, other
                     top += 1
                 else:
-                    # What has been seen hangs below this node, or below one that is above it; a loop below neither.
+                    # A node seen before is below this node or below one of its ancestors, unless it is a self-loop.
                     last, length = (place if other == node else place_above[other]), 0
                     walk = np.empty(size, dtype=np.int64)
                     while place != last:
@@ -62,7 +62,7 @@ def _root(indptr: Array, indices: Array, nodes: Array, above: Array, entries: Ar
 
 
 def _diameters(above: Array, lengths: Array, heights: Array) -> float:
-    """The largest distance between two nodes of a tree; ``heights`` [N] gets that to the farthest node below."""
+    """Return the largest distance within a tree; writes that to the farthest node below to ``heights`` [N]."""
     diameter = 0.0
     heights[:] = 0
     for place in range(above.shape[0] - 1, -1, -1):
@@ -74,12 +74,12 @@ def _diameters(above: Array, lengths: Array, heights: Array) -> float:
     return diameter
 
 
-# What a place may be: one with nothing below it, the last of those below another.
+# Kinds of places: without children, and the last child of another.
 LEAF, LAST = 1, 2
 
 
 def _describe(above: Array, depths: Array, trees: Array, kinds: Array) -> None:
-    """The number of edges to the root, the number of the tree and the kind of every place."""
+    """Write the number of edges to the root, the number of the tree and the kind of every place."""
     size, tree = above.shape[0], -1
     last = np.full(size, -1, dtype=np.int64)
     for place in range(size):

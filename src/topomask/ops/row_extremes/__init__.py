@@ -1,4 +1,4 @@
-"""Whether numbers are so large or so small that products of them need a scale."""
+"""Whether numbers are so large or so small that products of them need rescaling."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ from topomask.ops.backend import implementation
 
 
 def any_extreme(x: Tensor, bound: float) -> bool:
-    """Whether the largest absolute number of some row [..., D] is above ``bound``, or below its inverse but not 0."""
+    """Whether the largest absolute value of any row [..., D] is above ``bound``, or below its inverse but not 0."""
     return implementation(__name__, x).any_extreme(x, bound)

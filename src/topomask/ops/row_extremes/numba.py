@@ -1,6 +1,6 @@
 """Whether rows have extreme numbers, compiled: one pass that stores nothing.
 
-Works on bit patterns: without the sign they order as the numbers do, and integers vectorise.
+Works on bit patterns: without the sign bit they compare like the numbers, and loops over integers are vectorised.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _kernel = BlockKernel(_any_extreme)
 
 
 def any_extreme(x: Tensor, bound: float) -> bool:
-    """Whether the largest absolute number of some row [..., D] is above ``bound``, or below its inverse but not 0."""
+    """Whether the largest absolute value of any row [..., D] is above ``bound``, or below its inverse but not 0."""
     if not x.numel():
         return False
     kind = _INTEGERS[x.dtype]

@@ -6,7 +6,7 @@ from torch import Tensor
 
 
 def any_extreme(x: Tensor, bound: float) -> bool:
-    """Whether the largest absolute number of some row [..., D] is above ``bound``, or below its inverse but not 0."""
+    """Whether the largest absolute value of any row [..., D] is above ``bound``, or below its inverse but not 0."""
     if not x.numel():
         return False
     largest = x.detach().abs().amax(dim=-1)

@@ -1,7 +1,7 @@
-"""Counter-based random numbers: a draw is a hash of what it is for, so no order of execution can change it.
+"""Counter-based random numbers: a draw is a hash of its purpose, so it does not depend on the order of execution.
 
 Words are absorbed one after the other, each through a full mixing round; they are never added or xored to each other.
-All arithmetic is on int64 modulo 2^64, which every device does alike.
+All arithmetic is on int64 modulo 2^64, which gives the same results on every device.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ def _mix(x: Tensor) -> Tensor:
 
 
 def absorb(state: Tensor, word: Tensor | int) -> Tensor:
-    """The hash state after one more word; shapes broadcast."""
+    """Return the hash state after one more word; shapes broadcast."""
     return _mix((state + _GOLDEN) ^ word)
 
 
 def key(*words: int) -> Tensor:
-    """The hash state [] after some plain integers."""
+    """Return the hash state [] after some plain integers."""
     state = torch.zeros((), dtype=torch.int64, device="cpu")
     for word in words:
         state = absorb(state, word)
@@ -40,12 +40,12 @@ def key(*words: int) -> Tensor:
 
 
 def uniform(state: Tensor) -> Tensor:
-    """A float64 in [0, 1) with 53 random bits."""
+    """Return a float64 in [0, 1) with 53 random bits."""
     return _shift_right(state, 11).to(torch.float64) * 2.0**-53
 
 
 def normal_pair(state: Tensor) -> Tensor:
-    """Two independent standard normals of every state, [..., 2], in float64 (Box-Muller, 32 random bits each)."""
+    """Return two independent standard normals per state, [..., 2], in float64 (Box-Muller, 32 random bits each)."""
     radius = (-2.0 * ((_shift_right(state, 32) + 1).to(torch.float64) * 2.0**-32).log()).sqrt()
     angle = (state & 0xFFFFFFFF).to(torch.float64) * (2.0 * math.pi * 2.0**-32)
     return torch.stack([radius * angle.cos(), radius * angle.sin()], dim=-1)

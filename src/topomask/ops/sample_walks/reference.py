@@ -14,12 +14,12 @@ from torch import Tensor
 from topomask.ops import segments
 from topomask.ops.sample_walks import HALT, MOVE, GraphTensors, Loads, WalkSettings, length_dtype, random
 
-# Walkers that are simulated at a time; bounds the memory that does not end up in the result.
+# Walkers that are simulated at a time; bounds the temporary memory.
 _WALKERS_PER_CHUNK = 1 << 19
 
 
 def _join(parts: Sequence[Loads]) -> Loads:
-    """The rows of all parts, one after the other."""
+    """Concatenate the rows of all parts."""
     if len(parts) == 1:
         return parts[0]
     row_ptrs, columns, entry_ptrs, lengths, loads = zip(*parts, strict=True)
@@ -29,15 +29,15 @@ def _join(parts: Sequence[Loads]) -> Loads:
 
 
 class _Walkers(NamedTuple):
-    """Walkers of every row in order of the node they stand on; those that have ended come last, on node N."""
+    """Walkers of every row, sorted by the node they are at; those that have ended come last, at node N."""
 
     node: Tensor  # [R, W]
     number: Tensor  # [R, W], which walker it is
-    weight: Tensor | None  # [R, W], product of W / p along the walk where it does not telescope
+    weight: Tensor | None  # [R, W], product of W / p along the walk, if that does not telescope
 
 
 class _Groups(NamedTuple):
-    """Walkers of one row that stand on the same node."""
+    """Walkers of one row that are at the same node."""
 
     is_first: Tensor  # [R, W]
     number: Tensor  # [R, W], which group of its row
@@ -71,7 +71,7 @@ def _sample_chunk(graph: GraphTensors, start_nodes: Tensor, settings: WalkSettin
 
 
 def random_walks(graph: GraphTensors, start_nodes: Tensor, settings: WalkSettings, head: int) -> Tensor:
-    """The nodes that every walker visits, [R, W, L + 1]; -1 once it has ended."""
+    """Return the nodes that every walker visits, [R, W, L + 1]; -1 once it has ended."""
     num_nodes = len(graph.row_ptr) - 1
     walkers, states = _start(graph, start_nodes, settings, head, needs_weight=False)
     paths = torch.empty((len(start_nodes), settings.num_walks, settings.max_length + 1), dtype=torch.int64)
@@ -86,7 +86,7 @@ def random_walks(graph: GraphTensors, start_nodes: Tensor, settings: WalkSetting
 def _start(
     graph: GraphTensors, start_nodes: Tensor, settings: WalkSettings, head: int, needs_weight: bool
 ) -> tuple[_Walkers, dict[int, Tensor]]:
-    """Walkers before their first step, and the hash states that their draws begin with."""
+    """Return walkers before their first step, and the initial hash states of their draws."""
     shape = (len(start_nodes), settings.num_walks)
     walkers = _Walkers(
         node=start_nodes[:, None].expand(shape).contiguous(),
@@ -147,7 +147,7 @@ def _advance(
 def _draw(
     node_ids: Tensor, walkers: _Walkers, groups: _Groups, states: dict[int, Tensor], settings: WalkSettings, step: int
 ) -> tuple[Tensor, Tensor]:
-    """The quantile [R, W] that decides where a walker goes, and whether it halts instead."""
+    """Return the quantile [R, W] that decides where a walker goes, and whether it halts instead."""
     halt_prob = settings.halt_prob
     if settings.coupling == "repelling":
         shared = random.uniform(random.absorb(random.absorb(states[MOVE], node_ids), step))
@@ -163,12 +163,12 @@ def _draw(
 
 
 def _choose_edge(graph: GraphTensors, here: Tensor, degree: Tensor, quantile: Tensor) -> Tensor:
-    """The edge whose share of the node's total weight holds the quantile: its position in the columns."""
-    start, most = graph.row_ptr[here], (degree - 1).clamp(min=0)
+    """Return the position of the edge whose share of the node's total weight contains the quantile."""
+    start, last = graph.row_ptr[here], (degree - 1).clamp(min=0)
     target = quantile.clamp(min=0.0) * graph.degrees[here]
     if graph.unit_weights:
-        return (start + torch.minimum(target.to(torch.int64), most)).clamp(max=max(len(graph.columns) - 1, 0))
-    low, high = torch.zeros_like(most), most
+        return (start + torch.minimum(target.to(torch.int64), last)).clamp(max=max(len(graph.columns) - 1, 0))
+    low, high = torch.zeros_like(last), last
     for _ in range(int(degree.max()).bit_length() if degree.numel() else 0):
         middle = (low + high) // 2
         # Rows without edges point past the end; their walkers do not move.
@@ -180,7 +180,7 @@ def _choose_edge(graph: GraphTensors, here: Tensor, degree: Tensor, quantile: Te
 def _record(
     graph: GraphTensors, start_nodes: Tensor, walkers: _Walkers, groups: _Groups, settings: WalkSettings, length: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """What the walkers leave at their ``length``-th node: (row, node, load) with equal nodes of a row merged."""
+    """Return the loads after ``length`` steps as (row, node, load), with equal nodes of a row merged."""
     row, place = (groups.is_first & (walkers.node < len(graph.row_ptr) - 1)).nonzero(as_tuple=True)
     node = walkers.node[row, place]
     if walkers.weight is None:

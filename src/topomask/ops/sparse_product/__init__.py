@@ -3,7 +3,7 @@
 The two products are each other's derivative.
 
 ``R`` rows, ``N`` columns, ``P`` entries. Several heads may share a pattern: values are then [V, P], and dense matrices
-have V in front.
+get a leading axis V.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from topomask.ops import segments
 from topomask.ops.backend import implementation
 from topomask.ops.registration import Op, check_shape, check_values
 
-# Orders of rows in which neighbours see mostly the same columns, which makes tiles full and keeps caches warm. By the
-# columns of a pattern, as long as they live.
+# Orders of rows in which neighbours have mostly the same columns, which fills tiles and keeps caches warm. Keyed by the
+# columns of a pattern, as long as these live.
 _suggested: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
 Owner = TypeVar("Owner")
 
 
 class Pattern(NamedTuple):
-    """Where a sparse matrix [R, N] has entries, by rows and by columns; int32 where it fits, but for pointers."""
+    """Where a sparse matrix [R, N] has entries, by rows and by columns; int32 if that fits, except for pointers."""
 
     row_ptr: Tensor  # [R + 1], int64
     columns: Tensor  # [P]
@@ -46,7 +46,7 @@ class Pattern(NamedTuple):
         return Pattern(*(tensor.to(device) for tensor in self))
 
     def check(self) -> None:
-        """A ValueError unless rows and columns lie within, and both orders tell of the same entries."""
+        """Raise a ValueError unless rows and columns are in range, and both orders describe the same entries."""
         segments.check_once(_check_pattern, self)
 
 
@@ -61,7 +61,7 @@ def _check_pattern(row_ptr: Tensor, columns: Tensor, column_ptr: Tensor, rows: T
         and torch.equal(segments.index(row_ptr)[order], rows.long())
     ):
         raise ValueError(
-            "`column_ptr`, `rows` and `order` of the pattern do not tell of the same entries as `row_ptr` and "
+            "`column_ptr`, `rows` and `order` of the pattern do not describe the same entries as `row_ptr` and "
             "`columns`. Make patterns with make_pattern(row_ptr, columns, num_columns)."
         )
 
@@ -69,13 +69,13 @@ def _check_pattern(row_ptr: Tensor, columns: Tensor, column_ptr: Tensor, rows: T
 def check_rows(
     row_ptr: Tensor, columns: Tensor, num_columns: int, names: tuple[str, str] = ("row_ptr", "columns")
 ) -> None:
-    """A ValueError unless these are compressed sparse rows."""
+    """Raise a ValueError unless these are compressed sparse rows."""
     segments.check_indices(names[1], columns, num_columns)
     segments.check_pointers(names[0], row_ptr, len(columns))
 
 
 def make_pattern(row_ptr: Tensor, columns: Tensor, num_columns: int) -> Pattern:
-    """Index a pattern by columns too; a ValueError unless these are compressed sparse rows."""
+    """Index a pattern by columns too. Raises a ValueError unless it is given as compressed sparse rows."""
     segments.check_once(check_rows, (row_ptr, columns), num_columns)
     counts = torch.bincount(columns, minlength=num_columns)
     column_ptr = segments.pointers(counts)
@@ -87,18 +87,19 @@ def make_pattern(row_ptr: Tensor, columns: Tensor, num_columns: int) -> Pattern:
 
 
 def suggest_order(columns: Tensor, owner: Owner, order: Callable[[Owner], Tensor]) -> None:
-    """Say in which order the rows of the pattern with these columns are best taken; asked for at first use.
+    """Suggest an order in which to process the rows of the pattern with these columns; it is computed on first use.
 
     Args:
         columns: The columns of the pattern.
-        owner: What the order is found from, a graph, say. It is not kept: it may be what keeps the columns.
-        order: Finds the order; must not hold the owner.
+        owner: What the order is computed from, such as a graph. Only a weak reference is stored, since the owner may
+            itself hold the columns.
+        order: Computes the order from the owner; must not hold a reference to it.
     """
     _suggested[columns] = weakref.ref(owner), order
 
 
 def row_order(row_ptr: Tensor, columns: Tensor, num_columns: int) -> Tensor | None:
-    """The order that was suggested for a pattern; else one found from a square pattern itself; else None."""
+    """Return the order that was suggested for a pattern; else one found from the pattern if it is square; else None."""
     from topomask.ops.tiles.layout import order_nodes
 
     if columns in _suggested:
@@ -111,11 +112,11 @@ def row_order(row_ptr: Tensor, columns: Tensor, num_columns: int) -> Tensor | No
 class _Product(NamedTuple):
     pattern: Pattern
     values: Tensor  # [P] or [V, P]
-    x: Tensor  # [N, C] or [V, N, C]; R in place of N where transposed
+    x: Tensor  # [N, C] or [V, N, C]; R in place of N if transposed
     transpose: bool
 
     def check(self) -> None:
-        """A ValueError where shapes do not fit."""
+        """Raise a ValueError unless shapes match."""
         pattern, values, x, transpose = self
         size = (pattern.row_ptr if transpose else pattern.column_ptr).shape[0] - 1
         check_values("values", values, pattern.columns.shape[0])
@@ -128,7 +129,7 @@ class _Samples(NamedTuple):
     b: Tensor  # [N, C] or [V, N, C]
 
     def check(self) -> None:
-        """A ValueError where shapes do not fit."""
+        """Raise a ValueError unless shapes match."""
         pattern, a, b = self
         heads, width = a.shape[:-2], a.shape[-1]
         check_shape("a", a, *heads, pattern.row_ptr.shape[0] - 1, width)
@@ -141,7 +142,7 @@ def _spmm(product: _Product) -> Tensor:
     values = values[..., pattern.order] if transpose else values
     if x.ndim == 3:
         return implementation(__name__, x).spmm(*entries, values, x)
-    # Put in order before it gets another axis: torch transposes matrices faster than batches of them.
+    # Made contiguous before it gets another axis: torch transposes matrices faster than batches of them.
     x = x.contiguous()
     return implementation(__name__, x).spmm(*entries, values[None], x[None])[0]
 
@@ -192,38 +193,38 @@ _sddmm_op = Op("sddmm", _Samples, _sddmm, _sddmm_fake, gradients=("a", "b"), bac
 
 
 def spmm(pattern: Pattern, values: Tensor, x: Tensor, transpose: bool = False) -> Tensor:
-    """Sparse matrix [R, N], or its transpose, times a dense one; differentiable in both.
+    """Multiply a sparse matrix [R, N], or its transpose, by a dense one; differentiable in both.
 
-    Sums are taken in at least float32; the answer has the precision of ``x``.
+    Sums are accumulated in at least float32; the result has the precision of ``x``.
 
     Args:
-        pattern: Where the matrix has entries, [R, N].
-        values: Its entries, [P]; or those of every head, [V, P].
+        pattern: Pattern of the sparse matrix, [R, N].
+        values: Entries of the sparse matrix, [P]; or those of every head, [V, P].
         x: [N, C], or [V, N, C]; with R in place of N for the transpose.
         transpose: Whether to multiply by the transpose.
 
     Returns:
         [R, C], or [V, R, C]; with N in place of R for the transpose.
     """
-    # The compiler knows the fields of a pattern, but not always its properties.
-    # Not len(): in a backward pass that is traced it would make the size a constant.
+    # The compiler supports the fields of a pattern, but not always its properties.
+    # Not len(): it would make the size a constant in a traced backward pass.
     count = (pattern.row_ptr if transpose else pattern.column_ptr).shape[0] - 1
     if x.ndim != values.ndim + 1 or x.shape[:-1] != (*values.shape[:-1], count):
         wanted = ", ".join(str(size) for size in (*values.shape[:-1], count))
         raise ValueError(
             f"`x` must have shape [{wanted}, C] to be multiplied by a sparse matrix of {count} columns with values of "
-            f"shape {tuple(values.shape)}, but has shape {tuple(x.shape)}. Pass a row per column of the matrix: per "
-            "node of a graph, or per feature."
+            f"shape {tuple(values.shape)}, but has shape {tuple(x.shape)}. Pass one row per column of the matrix: one "
+            "per node of a graph, or per feature."
         )
     wide = torch.promote_types(x.dtype, torch.float32)
     return _spmm_op(_Product(pattern, values.to(wide), x.to(wide), transpose)).to(x.dtype)
 
 
 def sddmm(pattern: Pattern, a: Tensor, b: Tensor) -> Tensor:
-    """Entries of ``a @ b.mT`` where a pattern has any; differentiable in both.
+    """Return the entries of ``a @ b.mT`` at those of a pattern; differentiable in both.
 
     Args:
-        pattern: [R, N].
+        pattern: Which entries to compute, [R, N].
         a: [R, C], or [V, R, C].
         b: [N, C], or [V, N, C].
 

@@ -9,12 +9,12 @@ from torch import Tensor
 from topomask.ops import segments
 from topomask.ops.backend import BlockKernel, Kernel, arrays, row_blocks
 
-# Numbers of a row of the result that are summed up at a time, so that they stay in the first-level cache.
+# Columns of the result that are summed at a time, so that they stay in the first-level cache.
 _WIDTH = 2048
 
 
 def _by_column(row_ptr, columns, places, rows, order):
-    """Sort entries by column, counting: ``places`` says where the next entry of a column goes."""
+    """Sort entries by column with a counting sort: ``places`` is where the next entry of every column goes."""
     for i in range(row_ptr.shape[0] - 1):
         for p in range(row_ptr[i], row_ptr[i + 1]):
             place = places[columns[p]]
@@ -23,7 +23,7 @@ def _by_column(row_ptr, columns, places, rows, order):
 
 
 def _spmm(start_block, stop_block, row_ptr, columns, values, x, starts, out):
-    """Rows of the products, four entries at a time."""
+    """Compute rows of the products, four entries at a time."""
     width = x.shape[2]
     for block in range(start_block, stop_block):
         for head in range(x.shape[0]):
@@ -49,7 +49,7 @@ def _spmm(start_block, stop_block, row_ptr, columns, values, x, starts, out):
 
 
 def _sddmm(start_block, stop_block, row_ptr, columns, a, b, starts, out):
-    """Products of rows of ``a`` with rows of ``b``, four at a time."""
+    """Compute dot products of rows of ``a`` with rows of ``b``, four at a time."""
     width = a.shape[2]
     for block in range(start_block, stop_block):
         zero = a.dtype.type(0)
@@ -82,7 +82,7 @@ _spmm_kernel, _sddmm_kernel = BlockKernel(_spmm, fastmath=True), BlockKernel(_sd
 
 
 def by_column(row_ptr: Tensor, columns: Tensor, column_ptr: Tensor) -> tuple[Tensor, Tensor]:
-    """The row of every entry in the order of columns, and its place in the order of rows."""
+    """Return the row of every entry in column order, and its place in row order."""
     rows = torch.empty_like(columns)
     order = torch.empty(len(columns), dtype=segments.index_type(len(columns)), device="cpu")
     places = np.array(column_ptr[:-1].numpy())
@@ -91,7 +91,7 @@ def by_column(row_ptr: Tensor, columns: Tensor, column_ptr: Tensor) -> tuple[Ten
 
 
 def spmm(row_ptr: Tensor, columns: Tensor, values: Tensor, x: Tensor) -> Tensor:
-    """Sparse matrices [R, N] of one pattern with ``values`` [V, P] times ``x`` [V, N, C], [V, R, C]."""
+    """Multiply sparse matrices [R, N] of one pattern, ``values`` [V, P], by ``x`` [V, N, C]; returns [V, R, C]."""
     out = x.new_empty(len(x), len(row_ptr) - 1, x.shape[2])
     starts = row_blocks(row_ptr)
     _spmm_kernel(len(starts) - 1, *arrays(row_ptr, columns, values, x), starts, *arrays(out))
@@ -99,7 +99,7 @@ def spmm(row_ptr: Tensor, columns: Tensor, values: Tensor, x: Tensor) -> Tensor:
 
 
 def sddmm(row_ptr: Tensor, columns: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """The entries of ``a @ b.mT`` at the places of a sparse pattern, [V, P], for a [V, R, C] and b [V, N, C]."""
+    """Return the entries of ``a @ b.mT`` at those of a pattern, [V, P], for a [V, R, C] and b [V, N, C]."""
     out = a.new_empty(len(a), len(columns))
     starts = row_blocks(row_ptr)
     _sddmm_kernel(len(starts) - 1, *arrays(row_ptr, columns, a, b), starts, *arrays(out))

@@ -8,23 +8,23 @@ from torch.nn import functional as F
 
 from topomask.ops import segments
 
-# Gathered numbers that exist at a time.
+# The most gathered numbers in memory at a time.
 _ELEMENTS_PER_CHUNK = 1 << 22
 
 
 def by_column(row_ptr: Tensor, columns: Tensor, column_ptr: Tensor) -> tuple[Tensor, Tensor]:
-    """The row of every entry in the order of columns, and its place in the order of rows."""
+    """Return the row of every entry in column order, and its place in row order."""
     order = columns.argsort(stable=True)
     rows = segments.index(row_ptr)[order].to(columns.dtype)
     return rows, order.to(segments.index_type(len(columns)))
 
 
 def spmm(row_ptr: Tensor, columns: Tensor, values: Tensor, x: Tensor) -> Tensor:
-    """Sparse matrices [R, N] of one pattern with ``values`` [V, P] times ``x`` [V, N, C], [V, R, C]."""
+    """Multiply sparse matrices [R, N] of one pattern, ``values`` [V, P], by ``x`` [V, N, C]; returns [V, R, C]."""
     num_rows = len(row_ptr) - 1
     if not len(columns) or not x.numel():
         return x.new_zeros(len(x), num_rows, x.shape[2])
-    # A weighted sum of looked-up rows: torch's embedding bag is that product without an intermediate of size [P, C].
+    # The product is a weighted sum of rows: torch's embedding bag computes it without an intermediate of size [P, C].
     products = [
         F.embedding_bag(
             columns,
@@ -40,7 +40,7 @@ def spmm(row_ptr: Tensor, columns: Tensor, values: Tensor, x: Tensor) -> Tensor:
 
 
 def sddmm(row_ptr: Tensor, columns: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """The entries of ``a @ b.mT`` at the places of a sparse pattern, [V, P], for a [V, R, C] and b [V, N, C]."""
+    """Return the entries of ``a @ b.mT`` at those of a pattern, [V, P], for a [V, R, C] and b [V, N, C]."""
     out = a.new_empty(len(a), len(columns))
     rows = segments.index(row_ptr)
     step = max(1, _ELEMENTS_PER_CHUNK // max(1, a.shape[2]))

@@ -1,10 +1,10 @@
 """Attention in tiles of 16 queries, for float32 on the CPU.
 
 Queries with many keys in common share a tile (``layout.py``). A tile visits the union of their keys: keys that at least
-two of its queries see are taken eight at a time against all 16 lanes (``vectors.py``), the others pair by pair
-(``row_vectors.py``). The weights of a tile (``weights.py``) are packed before, or entries of a pattern, or products of
-features, which are then formed tile by tile and never stored. Items of a batch that have the same weights, those of a
-head, go through a tile one after the other (``forward.py``, ``backward.py``).
+two of its queries see are processed eight at a time, in all 16 lanes at once (``vectors.py``), the others pair by pair
+(``row_vectors.py``). The weights of a tile (``weights.py``) are packed in advance, or are entries of a pattern, or
+products of features, which are computed tile by tile and never stored. A tile processes all items of a batch that have
+the same weights, those of a head, one after the other (``forward.py``, ``backward.py``).
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ from topomask.ops.tiles.records import (
 )
 from topomask.ops.tiles.weights import pack_kernel
 
-# Tiles that go through the whole batch together, and their keys.
+# The most tiles that process the whole batch together, and the most keys that they have.
 _MAX_TOGETHER, _MAX_KEYS_TOGETHER = 8, 4096
 
 _NO_FLOATS = np.zeros((0, 0), np.float32)
 
 
 class Attention(NamedTuple):
-    """What is attended to, and how, beside the weights."""
+    """Inputs of attention besides the weights."""
 
     q: Tensor  # [G, R, M]
     k: Tensor  # [G, N, M]
@@ -57,17 +57,17 @@ class Attention(NamedTuple):
 
 
 def _rows(values: Tensor | None) -> np.ndarray:
-    """Values [P] or [V, P] by head; empty for None."""
+    """Return values [P] or [V, P] by head; empty for None."""
     return _NO_FLOATS if values is None else by_head(values)
 
 
 def from_packed(weights: Tensor, magnitudes: Tensor | None) -> Source:
-    """Weights as :func:`pack_features` gave them."""
+    """Use weights packed by :func:`pack_features`."""
     return Source(len(weights), packed=Packed(_rows(weights), _rows(magnitudes)))
 
 
 def from_entries(row_ptr: Tensor, slots: np.ndarray, values: Tensor, magnitudes: Tensor | None) -> Source:
-    """Values of the entries of a pattern, [P] or [V, P]."""
+    """Use values of the entries of a pattern, [P] or [V, P]."""
     entries = Entries(*arrays(row_ptr), slots, _rows(values), _rows(magnitudes))
     return Source(len(entries.values), entries=entries)
 
@@ -82,7 +82,7 @@ def from_features(
     key_values: Tensor,
     key_magnitudes: Tensor | None,
 ) -> Source:
-    """Products of features of queries, by row, and of keys, by column; values are [P] or [V, P]."""
+    """Use products of features of queries, by row, and of keys, by column; values are [P] or [V, P]."""
     features = Features(
         *arrays(row_ptr, columns),
         _rows(query_values),
@@ -95,7 +95,7 @@ def from_features(
 
 
 def _has_magnitudes(source: Source) -> bool:
-    """Whether the normaliser takes other numbers than the weights."""
+    """Whether the normaliser uses magnitudes other than the weights."""
     if source.features is not None:
         return len(source.features.query_magnitudes) > 0
     record = source.packed if source.entries is None else source.entries
@@ -154,7 +154,7 @@ def _backward_scratch(
 
 
 def _together(layout: Layout) -> int:
-    """Tiles that go through the whole batch together, so that their keys and gradients of keys stay in the cache."""
+    """Return how many tiles process the whole batch together: their keys and gradients of keys stay in the cache."""
     return max(1, min(_MAX_TOGETHER, _MAX_KEYS_TOGETHER // max(1, layout.max_keys)))
 
 
@@ -163,12 +163,12 @@ def _padded(width: int) -> int:
 
 
 def as_tokens(q: Tensor, k: Tensor, v: Tensor, is_key: Tensor | None) -> Tokens:
-    """Tensors as kernels take them."""
+    """Convert tensors into the arrays that kernels take."""
     return Tokens(*arrays(q, k, v), np.zeros((0, 0), np.bool_) if is_key is None else arrays(is_key)[0])
 
 
 def pack_features(layout: Layout, source: Source, num_keys: int) -> tuple[Tensor, Tensor | None]:
-    """Weights and magnitudes of all tiles, [V, starts[-1] * 16]; None where the latter are the former."""
+    """Return weights and magnitudes of all tiles, [V, starts[-1] * 16]; magnitudes are None if they are the weights."""
     shape = (source.num_heads, int(layout.tiles.starts[-1]) * LANES)
     separate = _has_magnitudes(source)
     weights = torch.zeros(shape, dtype=torch.float32, device="cpu")
@@ -202,7 +202,7 @@ def forward(layout: Layout, source: Source, attention: Attention) -> tuple[Tenso
 
 
 class Gradients(NamedTuple):
-    """Gradients of q, k and v, and of what the weights were made of, unless they were packed; of keys by column."""
+    """Gradients of q, k and v, and of the source of the weights unless they were packed; of key features by column."""
 
     q: Tensor
     k: Tensor
@@ -218,7 +218,7 @@ def backward(
     grad: Tensor,
     wants_source: bool,
 ) -> Gradients:
-    """Gradients, given the outputs of :func:`forward`; those of the source are not defined unless they are wanted."""
+    """Return gradients, given the outputs of :func:`forward`; those of the source are undefined if not wanted."""
     q, k, v = attention.q, attention.k, attention.v
     blocks, separate = row_blocks(layout.tiles.starts, MAX_PARTS), _has_magnitudes(source)
     num_blocks = len(blocks) - 1
@@ -247,7 +247,7 @@ def backward(
 
 
 def _source_gradients(source: Source, num_blocks: int) -> EntryGradients | FeatureGradients | None:
-    """Memory for gradients; zeros are not written before they are used: a block touches its own neighbourhood only."""
+    """Allocate memory for gradients; zeros are paged in on use, since a block only touches its own neighbourhood."""
     entries, features = source.entries, source.features
     if entries is not None:
         return EntryGradients(_empty(*entries.values.shape), _empty(*entries.magnitudes.shape))
@@ -262,7 +262,7 @@ def _source_gradients(source: Source, num_blocks: int) -> EntryGradients | Featu
 
 
 def sum_blocks(parts: np.ndarray) -> np.ndarray:
-    """The sum over blocks, in the memory of the first."""
+    """Sum over blocks, in the memory of the first one."""
     total: np.ndarray = parts[0]
     for part in parts[1:]:
         total += part
@@ -270,7 +270,7 @@ def sum_blocks(parts: np.ndarray) -> np.ndarray:
 
 
 def _share_keys(layout: Layout, blocks: np.ndarray, num_keys: int) -> tuple[np.ndarray, np.ndarray]:
-    """The row of gradients of every key of the tiles, and the keys of the rows after the first ``num_keys``."""
+    """Return the row of gradients of every key of the tiles, and the keys of the rows after the first ``num_keys``."""
     keys, num_blocks = layout.tiles.keys, len(blocks) - 1
     if num_blocks == 1:
         return keys, np.zeros(0, np.int64)
@@ -286,5 +286,5 @@ def _fold(sums: Tensor, shared: np.ndarray, like: Tensor) -> Tensor:
     batch, num_keys, width = like.shape
     fold_kernel(batch * (sums.shape[1] // LANES), shared, num_keys, batch, sums.numpy())
     out = sums[: batch * num_keys].view(batch, num_keys, sums.shape[1])[..., :width].contiguous()
-    # Where threads share most keys, what they shared is larger than the answer, and must not live as long.
+    # If threads share many keys, a view of the sums would keep much unused memory alive.
     return out.clone() if len(shared) > num_keys // 4 else out

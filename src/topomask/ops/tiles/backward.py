@@ -1,4 +1,4 @@
-"""Gradients of attention, one tile after the other."""
+"""Gradients of attention, tile by tile."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from topomask.ops.tiles.weights import numbering_of, spread, weights_of
 
 @njit(**EXACT)
 def _backward_scratch_of(scratch, block):
-    """The memory of one block."""
+    """Return the memory of one block."""
     return BackwardScratch(
         scratch.grad_weights[block],
         scratch.grad_magnitudes[block],
@@ -30,7 +30,7 @@ def _backward_scratch_of(scratch, block):
 
 @njit(**EXACT)
 def _load_gradients(tile, item, tiles, normalize, results, scratch):
-    """Gradients of the numerators of a tile, as rows and as lanes, and those of its denominators, in ``totals``."""
+    """Load the gradients of the numerators of a tile, as rows and lanes, and of its denominators, into ``totals``."""
     grad, out, denominator = results.grad[item], results.out[item], results.denominator[item]
     value_dim, padded_value_dim = grad.shape[1], scratch.value_rows.shape[0] // LANES
     rows = scratch.value_rows
@@ -50,7 +50,7 @@ def _load_gradients(tile, item, tiles, normalize, results, scratch):
 
 @njit(**EXACT)
 def _find_targets(tile, tiles, targets, num_keys, shift, out):
-    """Targets of a tile, counted from the first key of an item; those of shared keys are ``shift`` further."""
+    """Find the targets of a tile, counted from the first key of an item; those of shared keys are shifted."""
     first = tiles.starts[tile]
     for p in range(first, tiles.starts[tile + 1]):
         out[p - first] = targets[p] if targets[p] < num_keys else targets[p] + shift
@@ -61,7 +61,7 @@ def _differentiate_together(
     tile, tiles, linear, softmax, options, k, v, weights, magnitudes, grad_weights, grad_magnitudes, grad_k, grad_v,
     scratch, backward,
 ):  # fmt: skip
-    """Gradients through the keys that a tile takes with all lanes."""
+    """Compute gradients through the keys that a tile processes in all lanes."""
     width, value_dim = k.shape[1], v.shape[1]
     padded_width, padded_value_dim = grad_k.shape[1], grad_v.shape[1]
     lanes, rows, scores = scratch.query_lanes.ctypes.data, scratch.query_rows.ctypes.data, scratch.scores.ctypes.data
@@ -83,7 +83,7 @@ def _differentiate_together(
             to_weights + at, to_magnitudes + at,
         )  # fmt: skip
         vectors.add_rows(value_slopes, value_rows, padded_value_dim, to_v, those, to_k, those, padded_width)
-        # The next keys are fetched twice, here and below: this is the last use of the gradients of these.
+        # The next keys are prefetched twice, here and below: this is the last use of the gradients of these keys.
         vectors.add_rows(scores + at, rows, padded_width, to_k, those, k_at, these + 4 * KEYS, width)
         vectors.add_keys(scores + at, k_at, these, width, to_query, k_at, width)
 
@@ -93,7 +93,7 @@ def _differentiate_alone(
     tile, tiles, linear, softmax, options, k, v, weights, magnitudes, grad_weights, grad_magnitudes, grad_k, grad_v,
     scratch, backward,
 ):  # fmt: skip
-    """Gradients through the pairs that a tile takes alone."""
+    """Compute gradients through the pairs that a tile processes alone."""
     width, value_dim = k.shape[1], v.shape[1]
     padded_width, padded_value_dim = grad_k.shape[1], grad_v.shape[1]
     k_at, v_at, to_k, to_v = k.ctypes.data, v.ctypes.data, grad_k.ctypes.data, grad_v.ctypes.data
@@ -127,7 +127,7 @@ def _differentiate_alone(
 
 @njit(**EXACT)
 def _write(tile, tiles, rows, grad_q):
-    """Gradients of the queries of a tile to where they belong."""
+    """Write the gradients of the queries of a tile to their rows."""
     width, padded_width = grad_q.shape[1], rows.shape[0] // LANES
     for r in range(min(LANES, tiles.num_rows - tile * LANES)):
         i = tiles.order[tile * LANES + r]
@@ -140,7 +140,7 @@ def _differentiate_tile(
     tile, at, item, tiles, tokens, linear, softmax, options, results, weights, magnitudes, targets, grads, scratch,
     backward,
 ):  # fmt: skip
-    """Gradients of a tile and an item; the weights of the tile begin at ``at``."""
+    """Compute the gradients of a tile and an item; the weights of the tile begin at ``at``."""
     batch, num_keys = tokens.k.shape[0], tokens.k.shape[1]
     k, v = tokens.k[item], tokens.v[item]
     to_k, to_v = grads.k[item * num_keys :], grads.v[item * num_keys :]
@@ -168,7 +168,7 @@ def _backward(
     start_block, stop_block, tiles, num_heads, packed, entries, features, tokens, linear, softmax, options,
     wants_source, results, schedule, scratch, backward_scratch, numbering, source_grads, grads,
 ):  # fmt: skip
-    """Gradients of tokens, and of what weights are made of where that is wanted; arguments as those of `_forward`."""
+    """Compute gradients of tokens, and of the source of weights if wanted; other arguments as in `_forward`."""
     for block in range(start_block, stop_block):
         own, more = scratch_of(scratch, block), _backward_scratch_of(backward_scratch, block)
         tables, separate = numbering_of(numbering, block), options.separate_magnitudes
@@ -195,10 +195,10 @@ def _backward(
 
 
 def _share_keys(blocks, tiles, num_keys, targets, shared):
-    """Rows that the blocks of tiles add the gradients of keys to, so that no two blocks add to the same one.
+    """Assign rows that blocks of tiles add the gradients of keys to, so that no two blocks add to the same row.
 
-    The first block that sees a key has the row of the key itself; the next ones have rows after those of all keys, each
-    of which belongs to the key that ``shared`` says. Returns how many these are.
+    The first block that sees a key uses the row of the key itself. The next blocks use additional rows after those of
+    all keys; ``shared`` is the key of every additional row. Returns the number of additional rows.
     """
     last, place, count = np.full(num_keys, -1, np.int32), np.empty(num_keys, np.int32), 0
     for block in range(blocks.shape[0] - 1):
@@ -217,7 +217,7 @@ def _share_keys(blocks, tiles, num_keys, targets, shared):
 
 
 def _fold(start_block, stop_block, shared, num_keys, batch, sums):
-    """Add the rows of shared keys, which are behind those of all keys of the batch, to the rows of these keys."""
+    """Add the rows of shared keys, which come after those of all keys of the batch, to the rows of these keys."""
     pieces = sums.shape[1] // LANES
     for piece in range(start_block, stop_block):
         b, at = piece // pieces, piece % pieces * LANES

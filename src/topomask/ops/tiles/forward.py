@@ -1,4 +1,4 @@
-"""Attention, one tile after the other."""
+"""Attention, tile by tile."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SMALLEST_TOTAL = np.float32(smallest_total(torch.float32))
 
 @njit(**EXACT)
 def scratch_of(scratch, block):
-    """The memory of one block; rows are 0 where no queries will be."""
+    """Return the memory of one block, with rows set to 0: their padding is never written to."""
     own = Scratch(
         scratch.weights[block],
         scratch.magnitudes[block],
@@ -41,7 +41,7 @@ def scratch_of(scratch, block):
 
 @njit(**EXACT)
 def load_queries(tile, tiles, q, scratch):
-    """Queries of a tile as rows and as lanes."""
+    """Load the queries of a tile as rows and as lanes."""
     width, padded_width = q.shape[1], scratch.query_rows.shape[0] // LANES
     rows = scratch.query_rows
     for r in range(LANES):
@@ -53,7 +53,7 @@ def load_queries(tile, tiles, q, scratch):
 
 @njit(**EXACT)
 def score(tile, tiles, k, scratch):
-    """Products of the queries of a tile with its keys, [keys, 16]; 0 where a key is taken alone and not seen."""
+    """Compute products of the queries and keys of a tile, [keys, 16]; 0 for keys processed alone that are not seen."""
     width, padded_width = k.shape[1], scratch.query_rows.shape[0] // LANES
     start, num_full, num_keys = tiles.starts[tile], tiles.ends[tile], tiles.starts[tile + 1]
     num_full, num_keys = num_full - start, num_keys - start
@@ -72,7 +72,7 @@ def score(tile, tiles, k, scratch):
 
 @njit(**EXACT)
 def _attend_linear(tile, tiles, k, v, weights, magnitudes, scratch):
-    """Numerator [16, D'] and denominator [16] of linear attention of a tile."""
+    """Compute the numerator [16, D'] and the denominator [16] of linear attention of a tile."""
     width, value_dim = k.shape[1], v.shape[1]
     padded_width = scratch.query_rows.shape[0] // LANES
     padded_value_dim = scratch.value_rows.shape[0] // LANES
@@ -99,7 +99,7 @@ def _attend_linear(tile, tiles, k, v, weights, magnitudes, scratch):
 
 @njit(**EXACT)
 def _combine_values(tile, tiles, v, scratch):
-    """Sums over keys of score v[key], [16, D']."""
+    """Sum score v[key] over keys, [16, D']."""
     value_dim, padded_value_dim = v.shape[1], scratch.value_rows.shape[0] // LANES
     scratch.value_lanes[:] = 0
     scores, v_at = scratch.scores.ctypes.data, v.ctypes.data
@@ -117,7 +117,7 @@ def _combine_values(tile, tiles, v, scratch):
 
 @njit(**EXACT)
 def score_as_powers(tile, item, tiles, tokens, magnitudes, scratch):
-    """Powers of the scores of a tile, for softmax attention."""
+    """Compute the powers exp(score - shift) of a tile, for softmax attention."""
     score(tile, tiles, tokens.k[item], scratch)
     if tokens.is_key.shape[0] > 0:
         hide_keys(tile, tiles, tokens.is_key[item], scratch.scores)
@@ -126,7 +126,7 @@ def score_as_powers(tile, item, tiles, tokens, magnitudes, scratch):
 
 @njit(**EXACT)
 def _attend_softmax(tile, item, tiles, tokens, weights, magnitudes, scratch):
-    """Numerator [16, D'] and denominator [16] of softmax attention of a tile, up to a common factor."""
+    """Compute the numerator [16, D'] and the denominator [16] of softmax attention of a tile, up to a common factor."""
     count = (tiles.starts[tile + 1] - tiles.starts[tile]) * LANES
     score_as_powers(tile, item, tiles, tokens, magnitudes, scratch)
     vectors.weigh(
@@ -137,7 +137,7 @@ def _attend_softmax(tile, item, tiles, tokens, weights, magnitudes, scratch):
 
 @njit(**EXACT)
 def _write(tile, tiles, normalize, scratch, out, denominator):
-    """Results of a tile to where they belong."""
+    """Write the results of a tile to their rows."""
     padded_value_dim = scratch.value_rows.shape[0] // LANES
     for r in range(min(LANES, tiles.num_rows - tile * LANES)):
         i, total = tiles.order[tile * LANES + r], scratch.totals[r]
@@ -155,7 +155,7 @@ def _forward(
 ):  # fmt: skip
     """Attention [G, R, D] and its denominator [G, R].
 
-    Of ``linear`` and ``softmax`` one is True and the other None, whose branch Numba does not compile.
+    One of ``linear`` and ``softmax`` is True and the other None, whose branch Numba does not compile.
     """
     for block in range(start_block, stop_block):
         own, tables = scratch_of(scratch, block), numbering_of(numbering, block)

@@ -17,19 +17,19 @@ from topomask.ops.sorting import sort
 from topomask.ops.sparse_product import check_rows
 from topomask.ops.tiles.records import Tiles
 
-# Neighbours of a node that are looked at when nodes are put into groups.
+# The most neighbours of a node that are considered when nodes are grouped.
 _NEIGHBOURS = 64
 
 
 class Layout(NamedTuple):
-    """Tiles of a pattern, and what memory they need."""
+    """Tiles of a pattern, and how much memory they need."""
 
     tiles: Tiles
     slots: np.ndarray  # [P], int32, the place of every entry of a pattern in its tile; empty for features
     num_pairs: int
     max_keys: int  # of a tile
-    max_columns: int  # of features, that a tile sees; 0 for entries
-    # For a number of blocks, where each adds gradients of keys, and which keys they share; filled when first needed.
+    max_columns: int  # of features that a tile sees; 0 for entries
+    # By number of blocks: where each block adds gradients of keys, and which keys blocks share; filled on first use.
     shares: dict[int, tuple[np.ndarray, np.ndarray]]
 
 
@@ -45,17 +45,17 @@ class _Structure(NamedTuple):
 
 
 class _Counts(NamedTuple):
-    """Of every tile."""
+    """Counts for every tile."""
 
-    together: np.ndarray  # keys that are taken with all lanes, rounded up to a multiple of 8
+    together: np.ndarray  # keys that are processed in all lanes, rounded up to a multiple of 8
     alone: np.ndarray  # other keys
-    rest: np.ndarray  # pairs of these
+    rest: np.ndarray  # pairs with these keys
     columns: np.ndarray  # of features
     pairs: np.ndarray
 
 
 class _Seen(NamedTuple):
-    """Tables for what a tile sees, with a bit for every lane that does; empty before and after."""
+    """Tables of what a tile sees, with one bit per lane that sees it; cleared after use."""
 
     key_bits: np.ndarray  # [N]
     keys: np.ndarray  # [N], those that were seen
@@ -64,9 +64,9 @@ class _Seen(NamedTuple):
 
 
 def _order_nodes(row_ptr, columns, order):
-    """Put nodes that are close in a graph next to each other, in groups of 16 that are grown from a seed.
+    """Put nodes that are close in a graph next to each other, in groups of 16 that grow from a seed.
 
-    The neighbour with the most edges into the group comes next, so groups are round rather than long.
+    The neighbour with the most edges into the group is added next, so groups are compact rather than elongated.
     """
     num_nodes = row_ptr.shape[0] - 1
     taken, links = np.zeros(num_nodes, np.bool_), np.zeros(num_nodes, np.int32)
@@ -116,11 +116,11 @@ def _make_tables(structure):
 
 @njit(**EXACT)
 def _collect(tile, order, structure, seen):
-    """The keys that a tile sees, through features if there are any; returns how many, and how many columns."""
+    """Collect the keys that a tile sees, through features if there are any; returns the numbers of keys and columns."""
     row_ptr, columns, column_ptr, rows, _, _ = structure
     num_rows, count, num_columns = row_ptr.shape[0] - 1, 0, 0
     through_features = column_ptr.shape[0] > 0
-    # The two loops spell out the same steps: a function that takes arrays would cost more than it does.
+    # The loops repeat the same steps: calling a function with arrays would cost more than the steps themselves.
     for r in range(min(LANES, num_rows - tile * LANES)):
         i = order[tile * LANES + r]
         for p in range(row_ptr[i], row_ptr[i + 1]):
@@ -158,7 +158,7 @@ def _bit_count(bits):
 
 
 def _count_tiles(start_block, stop_block, structure, order, min_lanes, blocks, counts):
-    """What every tile sees."""
+    """Count what every tile sees."""
     for block in range(start_block, stop_block):
         seen = _make_tables(structure)
         for tile in range(blocks[block], blocks[block + 1]):
@@ -177,7 +177,7 @@ def _count_tiles(start_block, stop_block, structure, order, min_lanes, blocks, c
 
 
 def _fill_tiles(start_block, stop_block, structure, min_lanes, blocks, rest_starts, tiles, slots):
-    """Keys of every tile, pairs that are taken alone, and the slots of the entries of a pattern."""
+    """Write the keys of every tile, pairs that are processed alone, and the slots of the entries of a pattern."""
     for block in range(start_block, stop_block):
         order, starts, ends, keys, rest_ptr, rest, num_rows = tiles
         seen, key_slots = _make_tables(structure), np.empty(structure.num_keys, np.int32)
@@ -216,7 +216,7 @@ _count_kernel, _fill_kernel = BlockKernel(_count_tiles), BlockKernel(_fill_tiles
 
 
 def order_nodes(row_ptr: Tensor, columns: Tensor) -> Tensor:
-    """The nodes of a graph in groups of 16 that are close to each other, [N], int32."""
+    """Return the nodes of a graph in groups of 16 that are close to each other, [N], int32."""
     segments.check_once(check_rows, (row_ptr, columns), len(row_ptr) - 1)
     order = np.empty(len(row_ptr) - 1, np.int32)
     _order_kernel(*arrays(row_ptr, columns), order)
@@ -237,9 +237,9 @@ def make_layout(
         row_ptr: Where the columns of every row begin, [R + 1].
         columns: Columns of the pattern, or of the features of queries.
         num_keys: Number of keys N.
-        column_ptr: Where the keys that see a column begin, [C + 1].
+        column_ptr: Where the keys with features in a column begin, [C + 1].
         rows: Keys, by column.
-        order: Rows in an order in which neighbours have much in common, [R]. Default: as they come.
+        order: An order of the rows in which neighbours have many keys in common, [R]. Default: as given.
     """
     num_rows = len(row_ptr) - 1
     num_tiles = -(-num_rows // LANES)

@@ -1,4 +1,4 @@
-"""Scores of a tile as powers of e that neither overflow nor vanish."""
+"""Powers of e of the scores of a tile, which neither overflow nor underflow."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LOWEST_LOG = np.float32(-0.5) * _LARGEST_EXPONENT
 
 @njit(**FAST)
 def _exponentials(x, bits, count):
-    """Powers of e, in place; ``bits`` has memory for as many integers."""
+    """Compute powers of e in place; ``bits`` has memory for as many integers."""
     for k in range(count):
         value = min(max(x[k], np.float32(-87.0)), np.float32(88.0))
         turns = value * np.float32(1.4426950408889634)
@@ -31,7 +31,7 @@ def _exponentials(x, bits, count):
         power = power * rest + np.float32(5.0000001201e-1)
         power = power * rest * rest + rest + np.float32(1.0)
         bits[k] = (whole + np.int32(127)) << np.int32(23)
-        # What is not a number stays so: it differs from itself.
+        # NaN is preserved: x - x is not 0 then.
         x[k] = np.float32(0.0) if x[k] < np.float32(-87.0) else power + (x[k] - x[k])
     powers_of_two = bits.view(np.float32)
     for k in range(count):
@@ -40,12 +40,12 @@ def _exponentials(x, bits, count):
 
 @njit(**EXACT)
 def to_powers(count, magnitudes, scratch):
-    """exp(score - shift) in place of scores, where the shift of a lane makes its largest power times magnitude about 1.
+    """Replace scores with exp(score - shift); the shift of a lane makes its largest power times magnitude about 1.
 
     Args:
         count: Number of keys.
         magnitudes: [count * 16].
-        scratch: With the scores; its ``tops`` and ``caps`` are written.
+        scratch: Holds the scores; its ``tops`` and ``caps`` are overwritten.
     """
     scores, tops, caps = scratch.scores, scratch.tops, scratch.caps
     tops[:], caps[:] = _LOWEST, 0
@@ -53,9 +53,9 @@ def to_powers(count, magnitudes, scratch):
     for c in range(count):
         for r in range(LANES):
             x = c * LANES + r
-            # The exponent of a magnitude is its logarithm but for a factor of 2, which is enough: the shift cancels.
+            # The exponent of a magnitude is its logarithm up to a factor of 2, which is enough: the shift cancels.
             log = np.float32(0.6931472) * np.float32(((patterns[x] & 0x7FFFFFFF) >> 23) - 126)
-            # Padding does not count, whatever its magnitude.
+            # Padding is ignored, whatever its magnitude.
             if magnitudes[x] != 0 and scores[x] > np.float32(0.9) * _LOWEST:
                 tops[r] = max(tops[r], scores[x] + max(log, _LOWEST_LOG))
                 caps[r] = max(caps[r], abs(magnitudes[x]))
@@ -72,7 +72,7 @@ def to_powers(count, magnitudes, scratch):
 
 @njit(**EXACT)
 def hide_keys(tile, tiles, is_key, scores):
-    """Scores of padding become as low as can be."""
+    """Set the scores of padding to the lowest value."""
     for k in range(tiles.starts[tile], tiles.starts[tile + 1]):
         if not is_key[tiles.keys[k]]:
             first = (k - tiles.starts[tile]) * LANES

@@ -1,7 +1,7 @@
-"""What the tile kernels take and work with: arrays by name. Numba compiles these records as it does arrays.
+"""Arguments and memory of the tile kernels: named arrays. Numba supports these records as it does arrays.
 
 Letters: ``G`` items of a batch, ``R`` queries, ``N`` keys, ``M`` features, ``D`` width of values, ``V`` heads with
-weights of their own, of which item g has number g % V.
+weights of their own, of which item g uses number g % V.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ class Tokens(NamedTuple):
     q: np.ndarray  # [G, R, M]
     k: np.ndarray  # [G, N, M]
     v: np.ndarray  # [G, N, D]
-    is_key: np.ndarray  # [G, N], or [0, 0] where all keys count
+    is_key: np.ndarray  # [G, N], or [0, 0] if there is no padding
 
 
 class Options(NamedTuple):
     """How to attend."""
 
     normalize: bool
-    separate_magnitudes: bool  # whether the normaliser takes other numbers than the weights
+    separate_magnitudes: bool  # whether the normaliser uses magnitudes other than the weights
 
 
 class Results(NamedTuple):
-    """What attention gave, and the gradient of its first part."""
+    """The outputs of attention, and the gradient of the first."""
 
     out: np.ndarray  # [G, R, D]
     denominator: np.ndarray  # [G, R]
@@ -36,10 +36,10 @@ class Results(NamedTuple):
 
 
 class TokenGradients(NamedTuple):
-    """Gradients of queries; and of keys and values, one row after the other, in widths that are multiples of 16.
+    """Gradients of queries; and of keys and values, one row after the other, with widths padded to multiples of 16.
 
-    First come the rows of all items. Blocks of tiles do not add to the same row: rows of keys that several of them see
-    are repeated after those of all items.
+    The rows of all items come first. No two blocks of tiles add to the same row: keys that several blocks see have
+    additional rows after those of all items.
     """
 
     q: np.ndarray  # [G, R, M]
@@ -48,19 +48,19 @@ class TokenGradients(NamedTuple):
 
 
 class Schedule(NamedTuple):
-    """Who does what, when."""
+    """How tiles are split into blocks, and in which order a block processes them."""
 
     blocks: np.ndarray  # [blocks + 1], where the tiles of a block begin
-    together: int  # tiles that go through the whole batch before the next ones
-    targets: np.ndarray  # backward, [keys], row of every key of the tiles in the gradients of an item
+    together: int  # tiles that process the whole batch before the next ones
+    targets: np.ndarray  # [keys], backward only: row of every key of the tiles in the gradients of an item
 
 
 class Tiles(NamedTuple):
     """Tiles of 16 queries, and the keys that each visits."""
 
-    order: np.ndarray  # [tiles * 16], int32, the row of every lane; what is over in the last tile repeats a row
+    order: np.ndarray  # [tiles * 16], int32, the row of every lane; unused lanes of the last tile repeat a row
     starts: np.ndarray  # [tiles + 1], where the keys of a tile begin
-    ends: np.ndarray  # [tiles], where keys that are taken with all lanes end, a multiple of 8 after the start
+    ends: np.ndarray  # [tiles], where keys that are processed in all lanes end, a multiple of 8 after the start
     keys: np.ndarray  # [starts[-1] + 8], int32
     rest_ptr: np.ndarray  # [tiles * 16 + 1], where the other pairs of every lane begin
     rest: np.ndarray  # [others], int32, key of such a pair, counted from the start of the tile
@@ -68,14 +68,14 @@ class Tiles(NamedTuple):
 
 
 class Packed(NamedTuple):
-    """Weights of all tiles, [V, starts[-1] * 16]; magnitudes are empty where they are the weights."""
+    """Weights of all tiles, [V, starts[-1] * 16]; magnitudes are empty if they are the weights."""
 
     weights: np.ndarray
     magnitudes: np.ndarray
 
 
 class Entries(NamedTuple):
-    """Entries of a pattern, [V, P]; magnitudes are empty where they are the values."""
+    """Entries of a pattern, [V, P]; magnitudes are empty if they are the values."""
 
     row_ptr: np.ndarray  # [R + 1]
     slots: np.ndarray  # [P], place of every entry in its tile
@@ -84,7 +84,7 @@ class Entries(NamedTuple):
 
 
 class Features(NamedTuple):
-    """Features of queries by row, and of keys by column; magnitudes are empty where they are the values."""
+    """Features of queries by row, and of keys by column; magnitudes are empty if they are the values."""
 
     row_ptr: np.ndarray  # [R + 1]
     columns: np.ndarray  # [P_q]
@@ -97,7 +97,7 @@ class Features(NamedTuple):
 
 
 class Source(NamedTuple):
-    """Where the weights of tiles come from: one of three. Numba does not compile what is behind ``is not None``."""
+    """Where the weights of tiles come from: one of three. Numba does not compile branches for those that are None."""
 
     num_heads: int
     packed: Packed | None = None
@@ -113,7 +113,7 @@ class EntryGradients(NamedTuple):
 
 
 class FeatureGradients(NamedTuple):
-    """Gradients of features; those of keys with one summand per block of tiles."""
+    """Gradients of features; those of keys have one summand per block of tiles."""
 
     query_values: np.ndarray  # [V, P_q]
     query_magnitudes: np.ndarray
@@ -130,10 +130,10 @@ class Numbering(NamedTuple):
 
 
 class Scratch(NamedTuple):
-    """Memory for every block of tiles; kernels take it as [blocks, ...], what they call takes one row of each.
+    """Memory for every block of tiles; kernels take it as [blocks, ...], functions that they call take one row of each.
 
-    ``K`` is the largest number of keys of a tile, ``T`` the number of tiles that go through the batch together. Widths
-    of features and values are rounded up to multiples of 16, M' and D'.
+    ``K`` is the largest number of keys of a tile, ``T`` the number of tiles that process the batch together. Widths of
+    features and values are rounded up to multiples of 16, M' and D'.
     """
 
     weights: np.ndarray  # [blocks, T * K * 16]
@@ -142,16 +142,16 @@ class Scratch(NamedTuple):
     bits: np.ndarray  # [blocks, K * 16], int32, for exponentials
     query_rows: np.ndarray  # [blocks, 16 * M']
     query_lanes: np.ndarray  # the same, transposed
-    value_rows: np.ndarray  # [blocks, 16 * D']; of results forward, of their gradients backward
+    value_rows: np.ndarray  # [blocks, 16 * D']; results in the forward pass, their gradients in the backward pass
     value_lanes: np.ndarray
-    totals: np.ndarray  # [blocks, 16]; backward, their gradients
+    totals: np.ndarray  # [blocks, 16]; in the backward pass, their gradients
     tops: np.ndarray  # [blocks, 16], largest exponents
     caps: np.ndarray  # [blocks, 16], bounds of exponents
     feature_lanes: np.ndarray  # [blocks, max_columns * 16]
 
 
 class BackwardScratch(NamedTuple):
-    """Further memory of the backward pass."""
+    """Additional memory of the backward pass."""
 
     grad_weights: np.ndarray  # [blocks, T * K * 16]
     grad_magnitudes: np.ndarray

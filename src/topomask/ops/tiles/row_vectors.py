@@ -1,4 +1,4 @@
-"""Inner loops over single rows in LLVM's vector types: pairs that a tile takes alone, and 16 rows turned into lanes.
+"""Inner loops over single rows in LLVM's vector types: pairs that a tile processes alone, and rows turned into lanes.
 
 All arguments are addresses or integers; matrices are float32.
 """
@@ -27,7 +27,7 @@ from topomask.ops.pair_attention import LANES
 
 
 def _attend_four(builder: Any, alone: bool, args: Any) -> Any:
-    """Add to a row of attention what it takes from ``count`` keys, four at a time; returns their denominator."""
+    """Add the contributions of ``count`` keys to a row of attention, four at a time; returns their denominator."""
     row, k, v, feature_dim, value_dim, keys, rest, count, weights, magnitudes, out = args
     last = builder.sub(count, integer(1))
     zero = ir.Constant(FLOAT, 0.0)
@@ -59,9 +59,9 @@ def _attend_four(builder: Any, alone: bool, args: Any) -> Any:
 
 @intrinsic
 def attend_alone(context, row, k, v, feature_dim, value_dim, keys, rest, count, weights, magnitudes, out):
-    """Add to a row of attention what it takes from keys[rest[p]]; returns their part of the denominator.
+    """Add the contributions of keys[rest[p]] to a row of attention; returns their part of the denominator.
 
-    Weights and magnitudes of such a key stand at 16 * rest[p].
+    The weight and magnitude of such a key are at index 16 * rest[p].
     """
 
     def generate(_, builder, signature, args):
@@ -72,9 +72,9 @@ def attend_alone(context, row, k, v, feature_dim, value_dim, keys, rest, count, 
 
 @intrinsic
 def attend_row(context, row, k, v, feature_dim, value_dim, columns, count, weights, magnitudes, out):
-    """Add to a row of attention what it takes from columns[p]; returns their part of the denominator.
+    """Add the contributions of columns[p] to a row of attention; returns their part of the denominator.
 
-    Weights and magnitudes of such a column stand at p.
+    The weight and magnitude of such a column are at index p.
     """
 
     def generate(_, builder, signature, args):
@@ -86,7 +86,7 @@ def attend_row(context, row, k, v, feature_dim, value_dim, columns, count, weigh
 
 @intrinsic
 def dot_row(context, left, right, width):
-    """The product of two rows."""
+    """Return the dot product of two rows."""
 
     def generate(_, builder, signature, args):
         left, right, width = args
@@ -97,7 +97,7 @@ def dot_row(context, left, right, width):
 
 @intrinsic
 def add_row(context, factor, source, target, width):
-    """Add a row times a factor to another."""
+    """Add a row, times a factor, to another."""
 
     def generate(_, builder, signature, args):
         factor, source, target, width = args
@@ -107,7 +107,7 @@ def add_row(context, factor, source, target, width):
 
 
 def _transpose(builder: Any, vectors: list[Any]) -> list[Any]:
-    """Sixteen vectors transposed: four times, vectors r and r + 8 are interleaved."""
+    """Transpose 16 vectors, by interleaving vectors r and r + 8 four times."""
     half = LANES // 2
     low = [k // 2 + (k % 2) * LANES for k in range(LANES)]
     masks = [ir.Constant(ir.VectorType(INT32, LANES), [k + shift for k in low]) for shift in (0, half)]

@@ -2,8 +2,8 @@
 broadcasts from memory.
 
 A tile holds 16 rows (queries) in the lanes of vectors: ``lanes[a, :]`` is feature a of all 16. Another matrix is read
-row by row, eight rows (keys) at a time, wherever they lie: a number of such a row is broadcast and meets all 16 lanes
-at once. All arguments are addresses or integers; matrices are float32.
+row by row, eight rows (keys) at a time, at any addresses: a number of such a row is broadcast and multiplied by all 16
+lanes at once. All arguments are addresses or integers; matrices are float32.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from topomask.ops.pair_attention import LANES
 
 @intrinsic
 def dot_keys(context, lanes, rows, keys, width, out, next_rows, next_keys, next_width):
-    """out[c, :] = sum_a rows[keys[c], a] lanes[a, :] for eight keys; fetches ``next_rows`` of eight others."""
+    """out[c, :] = sum_a rows[keys[c], a] lanes[a, :] for eight keys; prefetches ``next_rows`` of eight others."""
 
     def generate(_, builder, signature, args):
         lanes, rows, keys, width, out, next_rows, next_keys, next_width = args
@@ -58,7 +58,7 @@ def weigh_keys(context, lanes, rows, keys, width, weights, magnitudes, out, tota
 
 @intrinsic
 def add_keys(context, scores, rows, keys, width, lanes, next_rows, next_width):
-    """lanes[a, :] += sum_c scores[c, :] rows[keys[c], a] for eight keys; fetches ``next_rows`` of the eight after."""
+    """lanes[a, :] += sum_c scores[c, :] rows[keys[c], a] for eight keys; prefetches ``next_rows`` of the next eight."""
 
     def generate(_, builder, signature, args):
         scores, rows, keys, width, lanes, next_rows, next_width = args
@@ -72,8 +72,8 @@ def add_keys(context, scores, rows, keys, width, lanes, next_rows, next_width):
 
 @intrinsic
 def add_rows(context, scores, block, width, out, keys, next_rows, next_keys, next_width):
-    """out[keys[c], :] += sum_r scores[c, r] block[r, :] for eight keys, where a row has ``width``, a multiple of 16;
-    fetches ``next_rows`` of eight others.
+    """out[keys[c], :] += sum_r scores[c, r] block[r, :] for eight keys and rows of ``width``, a multiple of 16;
+    prefetches ``next_rows`` of eight others.
     """
 
     def generate(_, builder, signature, args):
@@ -90,7 +90,7 @@ def add_rows(context, scores, block, width, out, keys, next_rows, next_keys, nex
                 ]
 
             totals = loop(builder, integer(0), integer(LANES), 1, [ZERO] * KEYS, over_rows)
-            # One key after the other: those that fill up a block are repeated.
+            # One key after the other: blocks are filled up by repeating a key.
             for total, target in zip(totals, targets, strict=True):
                 add_to(builder, total, target, a)
             return []
@@ -104,12 +104,12 @@ def add_rows(context, scores, block, width, out, keys, next_rows, next_keys, nex
 def differentiate_keys(
     context, softmax, separate, scores, value_slopes, weights, magnitudes, total_slopes, grad_weights, grad_magnitudes
 ):
-    """For eight keys, from scores s (powers for softmax attention) and the derivatives by which a weight changes the
-    result through values, u, and a magnitude through the total, t:
+    """Differentiate eight keys, given their scores s (powers for softmax attention), the gradients u of s times weight,
+    which is in the numerator, and the gradients t of s times magnitude, which is in the denominator.
 
     grad_weights += s u and grad_magnitudes += s t; then value_slopes = s weights, and scores = u weights + t
     magnitudes, times s for softmax attention. ``softmax`` and ``separate`` are 0 or 1; without ``separate``, magnitudes
-    are weights.
+    are the weights.
     """
 
     def generate(_, builder, signature, args):

@@ -1,4 +1,4 @@
-"""The weights of a tile, [keys, 16], from what they are made of, and the way back for gradients."""
+"""The weights of a tile, [keys, 16], computed from entries or features, and the gradients of these."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from topomask.ops.tiles.records import Numbering
 
 @njit(**EXACT)
 def numbering_of(numbering, block):
-    """The tables of one block, where there are any."""
+    """Return the tables of one block, if there are any."""
     if numbering is None:
         return None
     return Numbering(numbering.column_slots[block], numbering.seen_columns[block], numbering.key_slots[block])
@@ -28,16 +28,16 @@ def _fill_entries(tile, tiles, entries, values, weights):
 
 @njit(**EXACT)
 def _number_keys(tile, tiles, numbering):
-    """Where every key of a tile stands in it; keys that fill up a block are repeated, and their first place counts."""
+    """Write the place of every key in a tile; keys that fill up a block are repeated, and have their first place."""
     for k in range(tiles.starts[tile + 1] - 1, tiles.starts[tile] - 1, -1):
         numbering.key_slots[tiles.keys[k]] = k - tiles.starts[tile]
 
 
 @njit(**EXACT)
 def _collect_features(tile, tiles, features, values, numbering, lanes):
-    """Features of a tile by column, [columns, 16]; returns how many columns there are.
+    """Collect the features of a tile by column, [columns, 16]; returns the number of columns.
 
-    ``column_slots`` are -1 before, and are cleaned by the caller.
+    ``column_slots`` must be -1 before, and the caller must reset them.
     """
     slots, count = numbering.column_slots, 0
     for r in range(min(LANES, tiles.num_rows - tile * LANES)):
@@ -56,7 +56,7 @@ def _collect_features(tile, tiles, features, values, numbering, lanes):
 
 @njit(**EXACT)
 def _fill_features(tile, tiles, features, query_values, key_values, numbering, lanes, weights):
-    """Weights of a tile, which are 0 before, as products of features; keys are numbered."""
+    """Compute the weights of a tile, which must be 0 before, as products of features; keys must be numbered."""
     count = _collect_features(tile, tiles, features, query_values, numbering, lanes)
     lanes_at, rows_at, values_at = lanes.ctypes.data, features.rows.ctypes.data, key_values.ctypes.data
     slots_at, weights_at = numbering.key_slots.ctypes.data, weights.ctypes.data
@@ -69,7 +69,7 @@ def _fill_features(tile, tiles, features, query_values, key_values, numbering, l
 
 @njit(**EXACT)
 def _fill(first, end, head, tiles, entries, features, separate_magnitudes, numbering, scratch):
-    """Weights and magnitudes [keys, 16] of some tiles, one after the other, from entries or features."""
+    """Compute weights and magnitudes [keys, 16] of some tiles, one after the other, from entries or features."""
     weights, magnitudes, lanes = scratch.weights, scratch.magnitudes, scratch.feature_lanes
     count = (tiles.starts[end] - tiles.starts[first]) * LANES
     weights[:count] = 0
@@ -92,7 +92,7 @@ def _fill(first, end, head, tiles, entries, features, separate_magnitudes, numbe
 
 @njit(**EXACT)
 def weights_of(first, end, head, tiles, packed, entries, features, separate_magnitudes, numbering, scratch):
-    """Weights and magnitudes [keys, 16] of some tiles and one head; the former are the latter where they are one."""
+    """Return weights and magnitudes [keys, 16] of some tiles and one head; one array for both unless separate."""
     if packed is not None:
         begin, stop = tiles.starts[first] * LANES, tiles.starts[end] * LANES
         weights = packed.weights[head][begin:stop]
@@ -107,7 +107,7 @@ def weights_of(first, end, head, tiles, packed, entries, features, separate_magn
 
 @njit(**EXACT)
 def _spread_entries(tile, tiles, entries, grad_weights, out):
-    """Gradients of entries from those of the weights of a tile."""
+    """Compute the gradients of entries from those of the weights of a tile."""
     for r in range(min(LANES, tiles.num_rows - tile * LANES)):
         i = tiles.order[tile * LANES + r]
         for p in range(entries.row_ptr[i], entries.row_ptr[i + 1]):
@@ -118,7 +118,7 @@ def _spread_entries(tile, tiles, entries, grad_weights, out):
 def _spread_features(
     tile, tiles, features, query_values, key_values, numbering, lanes, grad_lanes, grad_weights, grad_query, grad_key
 ):
-    """Gradients of features from those of the weights of a tile, the derivative of `_fill_features`."""
+    """Compute the gradients of features from those of the weights of a tile: the derivative of `_fill_features`."""
     count = _collect_features(tile, tiles, features, query_values, numbering, lanes)
     lanes_at, rows_at, values_at = lanes.ctypes.data, features.rows.ctypes.data, key_values.ctypes.data
     slots_at, grads_at = numbering.key_slots.ctypes.data, grad_weights.ctypes.data
@@ -137,7 +137,7 @@ def _spread_features(
 
 @njit(**EXACT)
 def spread(first, end, head, block, tiles, entries, features, separate_magnitudes, numbering, scratch, backward, grads):
-    """Gradients of what the weights of some tiles are made of, the derivative of `weights_of`."""
+    """Compute the gradients of the source of the weights of some tiles: the derivative of `weights_of`."""
     lanes, grad_lanes = scratch.feature_lanes, backward.grad_feature_lanes
     for tile in range(first, end):
         at = (tiles.starts[tile] - tiles.starts[first]) * LANES
@@ -160,7 +160,7 @@ def spread(first, end, head, block, tiles, entries, features, separate_magnitude
 
 
 def _pack(start_block, stop_block, tiles, features, separate_magnitudes, blocks, feature_lanes, numbering, packed):
-    """Packed weights of all tiles, which are 0 before, from features."""
+    """Compute the packed weights of all tiles, which must be 0 before, from features."""
     for block in range(start_block, stop_block):
         tables, lanes = numbering_of(numbering, block), feature_lanes[block]
         for tile in range(blocks[block], blocks[block + 1]):

@@ -15,7 +15,7 @@ __all__ = ["attend", "compact", "padded_shape", "product", "spectrum"]
 
 
 def compact(shape: Sequence[int]) -> list[int]:
-    """The shape of a grid without axes of size 1, which need no transform."""
+    """Return the shape of a grid without axes of size 1, which need no transform."""
     return [size for size in shape if size > 1] or [1]
 
 
@@ -105,26 +105,26 @@ _attend_op = Op(
 
 
 def spectrum(values: Tensor, shape: Sequence[int]) -> Tensor:
-    """The spectrum of a block Toeplitz matrix on a :func:`compact` grid, for the functions below.
+    """Return the spectrum of a block Toeplitz matrix on a :func:`compact` grid, for the functions below.
 
     Args:
         values: b for every offset j - i and head, [H, 2 X - 1, ...], offset 0 in the middle.
-        shape: Of the grid.
+        shape: Shape of the grid.
     """
     return _spectrum_op(_Values(values, shape))
 
 
 def product(spectrum: Tensor, x: Tensor, shape: Sequence[int], transpose: bool = False) -> Tensor:
-    """M x, or M^T x, for x [..., H, N, C]; one head serves any number of heads."""
+    """Return M x, or M^T x, for x [..., H, N, C]; a single head is used for any number of heads."""
     return _product_op(_Product(spectrum, _four_axes(x, len(spectrum)), shape, transpose)).reshape(x.shape)
 
 
 def attend(spectrum: Tensor, q: Tensor, k: Tensor, v: Tensor, shape: Sequence[int]) -> Tensor:
-    """Sums over j of M_ij q_i^T k_j v_j, [..., H, N, D], for q and k [..., H, N, M] and v [..., H, N, D]."""
+    """Return sums over j of M_ij q_i^T k_j v_j, [..., H, N, D], for q and k [..., H, N, M] and v [..., H, N, D]."""
     by_query, by_key, by_value = (_four_axes(x, len(spectrum)) for x in (q, k, v))
     return _attend_op(_Attention(spectrum, by_query, by_key, by_value, shape)).reshape(v.shape)
 
 
 def _four_axes(x: Tensor, num_heads: int) -> Tensor:
-    """[B, H, N, C] for a mask of H heads."""
+    """Reshape x into [B, H, N, C] for a mask of H heads."""
     return x.reshape(x.shape[:-2].numel() // num_heads, num_heads, *x.shape[-2:])

@@ -1,9 +1,9 @@
 """Products with block Toeplitz matrices as circular convolutions, by real fast Fourier transforms; pure torch.
 
-Columns stand in rows here, [..., X, Y, ...], so that every transform runs over the last axis: torch copies whatever is
-transformed over another axis. Axes are transformed from the last to the first, and each is padded only when its turn
-comes, so that no padding is transformed in vain. The spectrum then has its axes in reverse order, [K, P_y, P_x], with
-the half axis in front. A few columns at a time keep all of it in the caches.
+Columns are stored as rows here, [..., X, Y, ...], so that every transform runs over the last axis: torch would copy its
+input for any other axis. Axes are transformed from the last to the first, and each is padded just before, so that no
+padding is transformed needlessly. The spectrum then has its axes in reverse order, [K, P_y, P_x], with the half axis
+first. Only a few columns are transformed at a time, so that they stay in the cache.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ import torch
 from scipy.fft import next_fast_len
 from torch import Tensor
 
-# Complex numbers in the spectra of the columns that are transformed at a time.
+# The most complex numbers in the spectra of columns that are transformed at a time.
 _NUMBERS_PER_BLOCK = 1 << 19
 
 Block = tuple[slice, ...]
 
 
 def padded_shape(shape: Sequence[int]) -> list[int]:
-    """Sizes for which circular convolution does not wrap around, and which are products of small primes."""
+    """Return sizes for which circular convolution does not wrap around, and which are products of small primes."""
     return [next_fast_len(2 * size - 1, real=True) for size in shape]
 
 
 def spectrum_shape(shape: Sequence[int]) -> list[int]:
-    """The shape of a spectrum, as complex numbers."""
+    """Return the shape of a spectrum, in complex numbers."""
     padded = padded_shape(shape)
     return [padded[-1] // 2 + 1, *reversed(padded[:-1])]
 
 
 def spectrum(values: Tensor, shape: Sequence[int]) -> Tensor:
-    """The spectrum [H, K, ..., P_x, 2] of values per offset, [H, 2 X - 1, ...], offset 0 in the middle."""
+    """Return the spectrum [H, K, ..., P_x, 2] of values per offset, [H, 2 X - 1, ...], offset 0 in the middle."""
     padded, axes = padded_shape(shape), list(range(1, 1 + len(shape)))
     circular = values.new_zeros(len(values), *padded)
     circular[_corner(values.shape[1:])] = values
@@ -44,18 +44,18 @@ def spectrum(values: Tensor, shape: Sequence[int]) -> Tensor:
 
 
 def spectrum_backward(grad: Tensor, shape: Sequence[int]) -> Tensor:
-    """What the values per offset get of a gradient of their spectrum."""
+    """Return the gradient of the values per offset, given that of their spectrum."""
     padded, axes = padded_shape(shape), list(range(1, 1 + len(shape)))
     z = (torch.view_as_complex(grad.contiguous()) / _multiplicity(grad, shape)).permute(0, *reversed(axes))
     if len(shape) > 1:
-        # Apart from the last axis, since the gradient lacks the symmetry that a transform of several axes relies on.
+        # All axes but the last: the gradient lacks the symmetry that a real transform of several axes relies on.
         z = torch.fft.ifftn(z, dim=axes[:-1], norm="forward")
     circular = torch.fft.irfft(z, n=padded[-1], norm="forward").roll([size - 1 for size in shape], axes)
     return circular[_corner([2 * size - 1 for size in shape])].contiguous()
 
 
 def product(spectrum: Tensor, x: Tensor, shape: Sequence[int], transpose: bool) -> Tensor:
-    """M x, or M^T x, for x [B, H, N, C]."""
+    """Return M x, or M^T x, for x [B, H, N, C]."""
     out = x.new_empty(x.shape)
     factor, _ = _factors(spectrum, transpose)
     before, after = _columns(x, shape), _columns(out, shape)
@@ -69,7 +69,7 @@ def product(spectrum: Tensor, x: Tensor, shape: Sequence[int], transpose: bool) 
 def product_backward(
     spectrum: Tensor, x: Tensor, shape: Sequence[int], transpose: bool, grad: Tensor, learns: bool
 ) -> tuple[Tensor, Tensor]:
-    """Gradients of the spectrum, where it ``learns``, and of x."""
+    """Return the gradients of the spectrum, or zeros unless ``learns``, and of x."""
     grad_x = x.new_empty(x.shape)
     _, factor = _factors(spectrum, transpose)
     before, after, into = (_columns(tensor, shape) for tensor in (x, grad, grad_x))
@@ -86,7 +86,7 @@ def product_backward(
 
 
 def attend(spectrum: Tensor, q: Tensor, k: Tensor, v: Tensor, shape: Sequence[int]) -> Tensor:
-    """Sums over j of M_ij q_i^T k_j v_j, [B, H, N, D], for q and k [B, H, N, M] and v [B, H, N, D]."""
+    """Return sums over j of M_ij q_i^T k_j v_j, [B, H, N, D], for q and k [B, H, N, M] and v [B, H, N, D]."""
     factor, _ = _factors(spectrum, transpose=False)
     out = v.new_zeros(*v.shape[:2], v.shape[3], v.shape[2])
     q, k, v, sums = (*(_rows(x, shape) for x in (q, k, v)), out.unflatten(-1, shape))
@@ -102,7 +102,7 @@ def attend(spectrum: Tensor, q: Tensor, k: Tensor, v: Tensor, shape: Sequence[in
 def attend_backward(
     spectrum: Tensor, q: Tensor, k: Tensor, v: Tensor, shape: Sequence[int], grad: Tensor, learns: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of the spectrum, where it ``learns``, and of q, k and v."""
+    """Return the gradients of the spectrum, or zeros unless ``learns``, and of q, k and v."""
     forth, back = _factors(spectrum, transpose=False)
     outs = [x.new_zeros(*x.shape[:2], x.shape[3], x.shape[2]) for x in (q, k, v)]
     grad_q, grad_k, grad_v = (x.unflatten(-1, shape) for x in outs)
@@ -125,12 +125,12 @@ def attend_backward(
 
 
 class Transform:
-    """Transforms of blocks of columns, with padded memory that is used again and again.
+    """Transforms of blocks of columns, with padded memory that is reused.
 
     Args:
-        shape: Of the grid.
+        shape: Shape of the grid.
         like: A tensor of the same precision and device.
-        counts: How many columns there are, along several axes; the second one is that of heads.
+        counts: Numbers of columns along several axes; the second axis is that of heads.
     """
 
     def __init__(self, shape: Sequence[int], like: Tensor, counts: Sequence[int]) -> None:
@@ -138,7 +138,7 @@ class Transform:
         at_most = max(1, _NUMBERS_PER_BLOCK // math.prod(spectrum_shape(shape)))
         self.steps = _steps(counts, at_most)
         columns, dtype = math.prod(self.steps), like.dtype.to_complex()
-        # The parts that are never written stay 0.
+        # The padding is never written to and stays 0.
         self.paddings = [like.new_zeros(columns, *self.shape[:-1], self.padded[-1])]
         done = [self.padded[-1] // 2 + 1]
         for axis in reversed(range(len(shape) - 1)):
@@ -146,13 +146,13 @@ class Transform:
             self.paddings.append(like.new_zeros(columns, *self.shape[:axis], *done, dtype=dtype))
 
     def blocks(self) -> Iterator[Block]:
-        """Which columns to take at a time."""
+        """Yield the blocks of columns to transform at a time."""
         starts = (range(0, count, step) for count, step in zip(self.counts, self.steps, strict=True))
         for corner in itertools.product(*starts):
             yield tuple(slice(start, start + step) for start, step in zip(corner, self.steps, strict=True))
 
     def forward(self, x: Tensor, other: Tensor | None = None) -> Tensor:
-        """The spectra of columns x [..., X, Y, ...], or of the products of two."""
+        """Return the spectra of columns x [..., X, Y, ...], or of the products of two."""
         dims = len(self.shape)
         batch = x.shape[:-dims] if other is None else torch.broadcast_shapes(x.shape, other.shape)[:-dims]
         first, *rest = (padding[: batch.numel()] for padding in self.paddings)
@@ -168,7 +168,7 @@ class Transform:
         return z.unflatten(0, batch)
 
     def inverse(self, z: Tensor) -> Tensor:
-        """The columns [..., X, Y, ...] of spectra."""
+        """Return the columns [..., X, Y, ...] of spectra."""
         batch = z.shape[: -len(self.shape)]
         z = z.flatten(0, len(batch) - 1)
         for axis, size in enumerate(self.shape[:-1]):
@@ -177,7 +177,7 @@ class Transform:
 
 
 def _steps(counts: Sequence[int], at_most: int) -> list[int]:
-    """How many columns to take along every axis, filling the last axes first and sharing out evenly."""
+    """Return how many columns to transform along every axis, filling the last axes first, in blocks of similar size."""
     steps = []
     for count in reversed(counts):
         parts = math.ceil(count / at_most)
@@ -187,17 +187,17 @@ def _steps(counts: Sequence[int], at_most: int) -> list[int]:
 
 
 def _columns(x: Tensor, shape: Sequence[int]) -> Tensor:
-    """[B, H, N, C] as [B, H, C, X, Y, ...]."""
+    """View [B, H, N, C] as [B, H, C, X, Y, ...]."""
     return x.mT.unflatten(-1, shape)
 
 
 def _rows(x: Tensor, shape: Sequence[int]) -> Tensor:
-    """As :func:`_columns`, and stored so."""
+    """As :func:`_columns`, but contiguous."""
     return _columns(x, shape).contiguous()
 
 
 def _factors(spectrum: Tensor, transpose: bool) -> tuple[Tensor, Tensor]:
-    """What the spectra of columns are multiplied by, [H, K, ...], and what to go back with.
+    """Return the factors of the spectra of columns, [H, K, ...], for a product and for its derivative.
 
     M_ij = b[j - i] is a correlation, hence the conjugate.
     """
@@ -224,7 +224,7 @@ def _spectrum_gradient(total: Tensor, shape: Sequence[int]) -> Tensor:
 
 
 def _multiplicity(like: Tensor, shape: Sequence[int]) -> Tensor:
-    """How often every number of the half axis counts in the whole, [K, 1, ...]."""
+    """Return how often every number of the half axis occurs in the full spectrum, [K, 1, ...]."""
     size = padded_shape(shape)[-1]
     counts = like.new_full((size // 2 + 1,), 2.0)
     counts[0] = 1.0

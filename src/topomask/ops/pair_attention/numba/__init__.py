@@ -1,6 +1,6 @@
 """Attention over the entries of a sparse mask, compiled.
 
-In float32, where rows have many entries, in tiles of 16 queries; otherwise row by row.
+In tiles of 16 queries for float32 if rows have many entries; otherwise row by row.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _layouts: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
 
 def _layout(attention: Attention) -> Layout | None:
-    """Tiles of a pattern, kept as long as the pattern is; None where going row by row is better."""
+    """Return the tiles of a pattern, cached as long as the pattern lives; None if going row by row is better."""
     pattern, q = attention.pattern, attention.q
     columns = pattern.columns
     if q.dtype != torch.float32 or attention.absolute or len(columns) < MIN_ENTRIES_PER_ROW * q.shape[1]:
@@ -39,7 +39,7 @@ def _layout(attention: Attention) -> Layout | None:
 
 
 def estimate_tiles(query: Pattern, key: Pattern | None) -> tuple[int, int]:
-    """Keys that tiles take with all lanes, and pairs that they take alone, from a sample of tiles."""
+    """Estimate how many keys tiles process in all lanes, and how many pairs alone, from a sample of tiles."""
     num_rows, num_keys = query.shape[0], query.shape[1] if key is None else key.shape[0]
     if not num_rows:
         return 0, 0
@@ -57,14 +57,14 @@ def estimate_tiles(query: Pattern, key: Pattern | None) -> tuple[int, int]:
 
 
 def _tiled(layout: Layout, attention: Attention) -> tuple[Layout, Source, tiles.Attention]:
-    """What the tile kernels take."""
+    """Return the arguments of the tile kernels."""
     pattern, values, magnitudes, q, k, v, is_key, softmax, _, normalize = attention
     source = tiles.from_entries(pattern.row_ptr, layout.slots, values, magnitudes)
     return layout, source, tiles.Attention(q, k, v, is_key, softmax, normalize)
 
 
 def _arguments(attention: Attention) -> tuple[rows.Entries, Tokens, rows.Options]:
-    """What the row kernels take."""
+    """Return the arguments of the row kernels."""
     pattern, values, magnitudes, q, k, v, is_key, softmax, absolute, normalize = attention
     separate = magnitudes is not None
     entries = rows.Entries(
@@ -77,7 +77,7 @@ def _arguments(attention: Attention) -> tuple[rows.Entries, Tokens, rows.Options
 
 
 def _max_entries(ptr: Tensor) -> int:
-    """Of a row, or of a column."""
+    """Return the largest number of entries of a row, or of a column."""
     return int(ptr.diff().max()) if len(ptr) > 1 else 0
 
 
@@ -102,7 +102,7 @@ def pair_attention(attention: Attention) -> tuple[Tensor, Tensor]:
 def pair_attention_backward(
     attention: Attention, outputs: tuple[Tensor, ...], grad: Tensor, wanted: Collection[str]
 ) -> dict[str, Tensor]:
-    """Gradients in values, magnitudes, q, k and v."""
+    """Return the gradients of values, magnitudes, q, k and v."""
     layout = _layout(attention)
     if layout is not None:
         return _differentiate_tiles(layout, attention, outputs, grad, wanted)

@@ -1,7 +1,7 @@
 """Attention row by row, four neighbours at a time, so that a query is read once for four keys.
 
-The backward pass goes over the rows, and keeps two numbers per entry; and then over the columns, which collect the
-gradients of keys and values from these, so that no two threads write to the same.
+The backward pass goes over the rows and stores two numbers per entry; then it goes over the columns, which collect the
+gradients of keys and values from these, so that no two threads write to the same memory.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from topomask.ops.tiles import row_vectors
 
 
 class Entries(NamedTuple):
-    """Entries of a pattern by row, [V, P]; magnitudes are values where they are not separate."""
+    """Entries of a pattern by row, [V, P]; magnitudes are the values if they are not separate."""
 
     row_ptr: np.ndarray  # [R + 1]
     columns: np.ndarray  # [P]
@@ -45,21 +45,21 @@ class Options(NamedTuple):
 
 
 class Slopes(NamedTuple):
-    """What the query or the gradient of the result is multiplied by in the gradients of keys and values, [G, P]."""
+    """Factors of queries, and of gradients of the result, in the gradients of keys and values, [G, P]."""
 
     by_score: np.ndarray
-    by_absolute_score: np.ndarray  # of absolute features; empty where they do not count
+    by_absolute_score: np.ndarray  # of absolute features; empty if they are not used
     by_value: np.ndarray
 
 
 @njit(**FAST)
 def _score_row(first, end, columns, q, k, absolute, scores):
-    """Scores of the entries of a row, [entries]; of absolute features where asked for."""
+    """Compute the scores of the entries of a row, [entries]; of absolute features if asked for."""
     zero = q.dtype.type(0)
     width = q.shape[0]
     p = first
     while p < end:
-        # What is over is computed again with the last entry.
+        # Beyond the end, the last entry is computed again.
         j0, j1 = columns[p], columns[min(p + 1, end - 1)]
         j2, j3 = columns[min(p + 2, end - 1)], columns[min(p + 3, end - 1)]
         s0, s1, s2, s3 = zero, zero, zero, zero
@@ -89,11 +89,11 @@ def _score_row(first, end, columns, q, k, absolute, scores):
 
 @njit(**EXACT)
 def _to_powers(first, end, columns, magnitudes, is_key, largest_exponent, scores):
-    """exp(score - shift) in place, where the shift makes the largest power times magnitude 1."""
+    """Replace scores with exp(score - shift), where the shift makes the largest power times magnitude 1."""
     top, largest = LOWEST, LOWEST
     for p in range(first, end):
         if is_key.shape[0] > 0 and not is_key[columns[p]]:
-            # Padding does not count, whatever its magnitude.
+            # Padding is ignored, whatever its magnitude.
             scores[p - first] = LOWEST
         elif magnitudes[p] != 0:
             log = np.log(abs(magnitudes[p]))
@@ -129,7 +129,7 @@ def _combine(first, end, places, weights, shift, x, out):
 
 @njit(**EXACT)
 def _keys_of(tokens, item):
-    """Which keys of an item count; empty where all do."""
+    """Return which keys of an item are not padding; empty if there is no padding."""
     return tokens.is_key[item] if tokens.is_key.shape[0] > 0 else tokens.is_key[:0, 0]
 
 
@@ -167,7 +167,7 @@ def _forward(start_block, stop_block, entries, tokens, options, max_entries, sta
 
 
 def _forward_linear(start_block, stop_block, entries, tokens, options, starts, out, totals):
-    """As `_forward`, for linear attention in float32 with columns of 32 bits."""
+    """As `_forward`, for linear attention in float32 with 32-bit columns."""
     row_ptr, num_heads, num_entries = entries.row_ptr, entries.values.shape[0], entries.values.shape[1]
     batch, num_rows, width = tokens.q.shape
     num_keys, value_dim = tokens.v.shape[1], tokens.v.shape[2]
@@ -210,7 +210,7 @@ def _backward_rows(
     grad_q,
     slopes,
 ):
-    """Gradients of values, magnitudes [V, P] and queries; and the slopes that those of keys and values need."""
+    """Compute gradients of values, magnitudes [V, P] and queries, and the slopes that those of keys and values need."""
     for block in range(start_block, stop_block):
         row_ptr, columns = entries.row_ptr, entries.columns
         num_heads, dtype = entries.values.shape[0], tokens.q.dtype
@@ -268,7 +268,7 @@ def _backward_rows(
 def _backward_columns(
     start_block, stop_block, by_column, tokens, absolute, max_entries, starts, grad, slopes, grad_k, grad_v
 ):
-    """Gradients of keys and values: every one collects what its entries say."""
+    """Compute gradients of keys and values: each adds up the contributions of its entries."""
     column_ptr, rows, order = by_column
     width = tokens.q.shape[2]
     for block in range(start_block, stop_block):

@@ -1,4 +1,4 @@
-"""Random walks, compiled: the same bits as the reference."""
+"""Random walks, compiled: results have the same bits as those of the reference."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from topomask.ops.sample_walks.numba import loads, walkers
 from topomask.ops.sample_walks.numba.loads import LoadArrays, Scales, Tables
 
 _COUPLINGS = {"iid": walkers.IID, "antithetic": walkers.ANTITHETIC, "repelling": walkers.REPELLING}
-# Entries that a chunk of rows may leave at most; bounds the memory that does not end up in the result.
+# The most entries that a chunk of rows may have; bounds the temporary memory.
 _ENTRIES_PER_CHUNK = 1 << 23
-# Nodes that all threads together keep records of at most; bounds memory on large graphs with many threads.
+# The most nodes in the tables of all threads together; bounds memory on large graphs with many threads.
 _TABLE_SIZE = 1 << 28
 _ROWS_PER_BLOCK = 32
 
@@ -32,7 +32,7 @@ def sample_walks(
     kinds = segments.index_type(num_nodes), length_dtype(settings.max_length), dtype
     output = _Output(num_rows, num_rows * capacity, *(torch.empty(0, dtype=kind).numpy().dtype for kind in kinds))
     num_blocks = len(_blocks(max_rows, num_nodes)) - 1
-    # Memory that is zero only when it is first read: a few rows of a large graph touch little of it. It is left empty.
+    # Zeros are paged in on use: a few rows of a large graph touch little of the memory. Kernels reset it to zero.
     tables = Tables(
         np.zeros((num_blocks, num_nodes), np.uint32),
         *(np.zeros((num_blocks, (num_nodes >> bits) + 1), np.uint64) for bits in (6, 12, 18)),
@@ -46,9 +46,9 @@ def sample_walks(
 
 
 class _Output:
-    """Loads of some rows after the other.
+    """Loads of all rows, appended chunk by chunk.
 
-    The first chunk tells about how many there will be, so that chunks are copied once, to where they stay.
+    Their number is estimated from the first chunk, so that chunks are copied only once, to their final place.
     """
 
     def __init__(self, num_rows: int, max_entries: int, column_type: Any, length_type: Any, load_type: Any) -> None:
@@ -61,7 +61,7 @@ class _Output:
         return self.num_pairs, self.num_pairs + 1, self.num_entries, self.num_entries
 
     def reserve(self, num_rows: int, num_pairs: int, num_entries: int) -> None:
-        """Make room for so many more."""
+        """Allocate memory for more rows, pairs and entries."""
         filled = self.num_rows > 0
         self.num_rows, self.num_pairs = self.num_rows + num_rows, self.num_pairs + num_pairs
         self.num_entries += num_entries
@@ -75,7 +75,7 @@ class _Output:
                     self.arrays = self.arrays._replace(**{field: np.empty(length, array.dtype)})
 
     def loads(self) -> Loads:
-        """All that was written; memory that was not needed is given back."""
+        """Return everything that was written, and free unused memory."""
         for array, size in zip(self.arrays, self._sizes(), strict=True):
             array.resize(size, refcheck=False)
         self.arrays.entry_ptr[-1] = self.num_entries
@@ -131,7 +131,7 @@ def _sample_chunk(
 
 
 def random_walks(graph: GraphTensors, start_nodes: Tensor, settings: WalkSettings, head: int) -> Tensor:
-    """The nodes that every walker visits, [R, W, L + 1]; -1 once it has ended."""
+    """Return the nodes that every walker visits, [R, W, L + 1]; -1 once it has ended."""
     num_rows = len(start_nodes)
     out = np.empty((num_rows, settings.num_walks, settings.max_length + 1), np.int64)
     block_ptr = _blocks(num_rows, 0)
@@ -148,12 +148,12 @@ def random_walks(graph: GraphTensors, start_nodes: Tensor, settings: WalkSetting
 
 
 def _capacity(settings: WalkSettings) -> int:
-    """Entries of a row at most."""
+    """Return the largest number of entries of a row."""
     return settings.num_walks * settings.max_length + 1
 
 
 def _blocks(num_rows: int, num_nodes: int) -> np.ndarray:
-    """Rows where the blocks of all threads begin, [blocks + 1]."""
+    """Return the rows where the blocks of all threads begin, [blocks + 1]."""
     count = min(-(-num_rows // _ROWS_PER_BLOCK), _TABLE_SIZE // max(num_nodes, 1), torch.get_num_threads())
     return np.linspace(0, num_rows, max(count, 1) + 1).astype(np.int64)
 
@@ -174,7 +174,7 @@ def _settings(settings: WalkSettings, weight_by_degree: bool = False) -> walkers
 
 
 def _graph(graph: GraphTensors, signs: np.ndarray | None = None) -> walkers.Graph:
-    """The graph with unsigned nodes; without signs for bare walks, which have no weights."""
+    """Return the graph with unsigned nodes; without signs for plain walks, which have no weights."""
     columns = graph.columns.numpy()
     return walkers.Graph(
         graph.row_ptr.numpy().view(np.uint64),

@@ -1,11 +1,11 @@
-"""What walkers leave behind: the walkers of every row, merged by node and number of steps.
+"""Loads of walks: the walkers of every row, merged by node and number of steps.
 
-Every thread samples a block of rows one by one and writes them one after the other; then all blocks are copied to where
-they belong. A record sums up the walkers of one row that are on one node after one number of steps. The latest
-record of every node is found by direct address, and every record knows which one of its node it is. Visited nodes are
-marked in a tree of bit sets, from which they are read in order. So records are neither searched nor sorted, and where
-weights telescope almost no branch depends on a draw. Where they do not (signed weights, no normalisation), every walker
-carries its own, and walkers are sorted by node as in the reference, so that sums have the same order.
+Every thread samples a block of rows and writes them one after the other; then all blocks are copied to their final
+place. A record sums up the walkers of one row that are at the same node after the same number of steps. The latest
+record of every node is looked up in a table, and every record has its number among those of its node. Visited nodes are
+marked in a tree of bit sets, from which they are read in order. So records are neither searched nor sorted, and almost
+no branch depends on a draw if weights telescope. Otherwise (signed weights, no normalisation), every walker carries its
+own weight, and walkers are sorted by node as in the reference, so that sums have the same order.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ _SIX, _TWELVE, _IN_WORD = np.uint64(6), np.uint64(12), np.uint64(63)
 
 
 class Records(NamedTuple):
-    """Walkers of one row that are on one node after one number of steps; record 0 stands for none."""
+    """Walkers of one row that are at the same node after the same number of steps; record 0 means none."""
 
     node: np.ndarray
     total: np.ndarray  # number of walkers, or sum of their weights
     length: np.ndarray
     place: np.ndarray  # number of records of the same node up to this one
-    draw: np.ndarray  # what repelling walkers of the record share
+    draw: np.ndarray  # the draw that repelling walkers of the record share
 
 
 class Tables(NamedTuple):
@@ -62,9 +62,9 @@ class Tables(NamedTuple):
 
 
 class Scales(NamedTuple):
-    """What makes loads of records."""
+    """What turns records into loads."""
 
-    roots: np.ndarray  # [N], of degrees, for the normalisation "sym"; else empty
+    roots: np.ndarray  # [N], square roots of degrees for the normalisation "sym"; else empty
     divisors: np.ndarray  # [L + 1]
 
 
@@ -79,7 +79,7 @@ class LoadArrays(NamedTuple):
 
 @intrinsic
 def _lowest(context, word):
-    """The number of the lowest bit of a word that is not zero."""
+    """Return the index of the lowest set bit of a word that is not zero."""
 
     def generate(_, builder, signature, args):
         return builder.cttz(args[0], ir.Constant(ir.IntType(1), 1))
@@ -89,7 +89,7 @@ def _lowest(context, word):
 
 @njit(forceinline=True, **INNER)
 def _first_record(start, num_walks, latest, records):
-    """Record all walkers on their start node."""
+    """Record all walkers at their start node."""
     latest[start] = 1
     records.node[1], records.total[1], records.length[1], records.place[1] = start, np.float64(num_walks), 0, 1
     records.place[0] = 0
@@ -188,7 +188,7 @@ def _mark_nodes(end, records, tables):
 def _list_nodes(records, tables, pair, offset, out):
     """Write marked nodes in order, as columns from ``pair`` on, and clear their bits; returns the next pair.
 
-    Entries of the row begin at ``offset``. From now on, ``latest`` says where those of a node begin, after that.
+    Entries of the row begin at ``offset``. Afterwards, ``latest`` is where those of a node begin, counted from there.
     """
     latest, bits, words, blocks = tables
     pair, entry = np.uint64(pair), ZERO
@@ -216,7 +216,7 @@ def _list_nodes(records, tables, pair, offset, out):
 def _write_row(end, start, scales, tables, records, origin, pair, entry, out):
     """Write the records of one row in order of node and length, from ``pair`` and ``entry`` on; returns the next pair.
 
-    Leaves all tables empty.
+    Resets all tables to zero.
     """
     latest = tables.latest
     base = np.uint64(entry)
@@ -231,7 +231,7 @@ def _write_row(end, start, scales, tables, records, origin, pair, entry, out):
         if sym:
             total *= root / scales.roots[node]
         out.lengths[place], out.loads[place] = length, total / scales.divisors[length]
-    # The walkers have not left yet; the degree of the start node may be zero.
+    # No walker has left the start node at length 0. Its degree may be zero, so this load is not computed as above.
     out.loads[base + np.uint64(latest[start])] = 1.0
     for r in range(1, end):
         latest[records.node[r]] = 0
@@ -242,9 +242,9 @@ def _sample_rows(
     start_block, stop_block, graph, settings, counts, weighs, states, scales, starts, block_ptr, capacity, all_tables,
     row_ends, block_ends, out,
 ):  # fmt: skip
-    """Sample blocks of rows, each into the part of ``out`` from ``capacity`` times its first row on.
+    """Sample blocks of rows, each into the part of ``out`` that begins at ``capacity`` times its first row.
 
-    Walkers are counted where their weights telescope. Of ``counts`` and ``weighs`` one is True and the other None,
+    Walkers are only counted if their weights telescope. One of ``counts`` and ``weighs`` is True and the other None,
     whose branch Numba does not compile.
     """
     for block in range(start_block, stop_block):
@@ -255,13 +255,13 @@ def _sample_rows(
             walkers = make_walkers(settings.num_walks)
         if weighs is not None:
             sorted_walkers = make_sorted_walkers(settings.num_walks)
-        # One record stands for none, and one is written before it is known to be needed.
+        # Record 0 means none, and one record is written before it is known whether it is needed.
         num_records = capacity + 2
         records = Records(
             np.empty(num_records, np.uint64), np.empty(num_records), np.empty(num_records, np.int64),
             np.empty(num_records, np.uint32), np.empty(num_records),
         )  # fmt: skip
-        # Fields that a loop over rows reads would be counted as references in every row.
+        # Read before the loop over rows: in the loop, references to fields would be counted in every row.
         ids, latest = graph.ids, tables.latest
         origin = block_ptr[block] * capacity
         pair, entry = origin, origin
@@ -279,14 +279,14 @@ def _sample_rows(
 
 
 def _compress(start_block, stop_block, block_ptr, capacity, pair_ptr, entry_ptr, row_ends, parts, row_ptr, out):
-    """Copy blocks to where they belong."""
+    """Copy blocks to their final place."""
     for block in range(start_block, stop_block):
         origin, first_pair = block_ptr[block] * capacity, pair_ptr[block]
         for row in range(block_ptr[block], block_ptr[block + 1]):
             row_ptr[row + 1] = row_ends[row] - origin + first_pair
         first, pair, entry = np.uint64(origin), np.uint64(first_pair), np.uint64(entry_ptr[block])
         num_pairs, num_entries = np.uint64(pair_ptr[block + 1]) - pair, np.uint64(entry_ptr[block + 1]) - entry
-        # Not by slices, which take Numba long to compile.
+        # Not with slices, which Numba is slow to compile.
         for k in range(num_pairs):
             out.columns[pair + k] = parts.columns[first + k]
         for k in range(num_pairs):

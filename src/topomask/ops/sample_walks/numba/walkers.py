@@ -1,7 +1,7 @@
-"""How walkers move: their draws, the edges they choose, and the steps of all walkers of one row; and bare walks.
+"""How walkers move: their draws, the edges they choose, and the steps of all walkers of one row; and plain walks.
 
-Walkers go their own ways (coupling "iid" or "antithetic"), or those that stand on one node share a draw ("repelling").
-Nodes and positions are unsigned: Numba would look at every signed index whether it counts from the end.
+Walkers move independently (coupling "iid" or "antithetic"), or those at the same node share a draw ("repelling").
+Nodes and positions are unsigned: Numba would check for every signed index whether it counts from the end.
 """
 
 from __future__ import annotations
@@ -16,34 +16,34 @@ from topomask.ops.backend import EXACT, BlockKernel
 IID, ANTITHETIC, REPELLING = 0, 1, 2
 
 ZERO, ONE = np.uint64(0), np.uint64(1)
-# Where walkers are that have ended.
+# The node of walkers that have ended.
 NOWHERE = np.uint64((1 << 64) - 1)
 
-# What is called for every row or step allocates nothing, and must not count references to arrays: it would take most
-# of the time.
+# Functions that are called for every row or step allocate nothing, and must not count references to arrays, which would
+# take most of the time.
 INNER: dict[str, Any] = EXACT | {"_nrt": False}
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _FIRST = np.uint64(0xBF58476D1CE4E5B9)
 _SECOND = np.uint64(0x94D049BB133111EB)
-# Walkers that are sorted by comparing all with all.
+# Up to this many walkers are sorted by comparing all pairs.
 _FEW = 64
 
 
 class Graph(NamedTuple):
-    """What walkers read of a graph."""
+    """The part of a graph that walkers read."""
 
     row_ptr: np.ndarray  # [N + 1], uint64
     columns: np.ndarray  # [nnz], unsigned
     cumulative: np.ndarray  # [nnz], running sum of |weights| in every row
-    signs: np.ndarray  # [nnz], empty where no weight is negative
+    signs: np.ndarray  # [nnz], empty if no weight is negative
     degrees: np.ndarray  # [N]
     ids: np.ndarray  # [N]
     unit_weights: bool
 
 
 class Settings(NamedTuple):
-    """How walks are drawn and weighted."""
+    """How walks are sampled and weighted."""
 
     num_walks: int
     max_length: int
@@ -53,29 +53,29 @@ class Settings(NamedTuple):
 
 
 class HashStates(NamedTuple):
-    """What the draws for moving and for halting begin with."""
+    """The initial hash states of the draws for moving and for halting."""
 
     move: np.uint64
     halt: np.uint64
 
 
 class Walkers(NamedTuple):
-    """Walkers of one row that still walk, [W]."""
+    """Walkers of one row that have not ended, [W]."""
 
     node: np.ndarray  # uint64
     number: np.ndarray  # which walker it is
     state: np.ndarray  # hash state for moving that has absorbed the number
     record: np.ndarray  # the record that counts it
-    rank: np.ndarray  # how many of its record came before it
+    rank: np.ndarray  # how many walkers of its record came before it
     quantile: np.ndarray  # the draw for the next step; negative if it halts
 
 
 class SortedWalkers(NamedTuple):
-    """Walkers of one row that still walk, in order of the node they stand on, and scratch to move them, [W]."""
+    """Walkers of one row that have not ended, sorted by the node they are at, and scratch to move them, [W]."""
 
     node: np.ndarray  # uint64
     number: np.ndarray  # which walker it is
-    weight: np.ndarray  # product of W / p along the walk where it does not telescope
+    weight: np.ndarray  # product of W / p along the walk, if that does not telescope
     key: np.ndarray
     order: np.ndarray
     next_node: np.ndarray
@@ -85,7 +85,7 @@ class SortedWalkers(NamedTuple):
 
 @njit(**EXACT)
 def make_walkers(num_walks):
-    """Memory for walkers."""
+    """Allocate memory for walkers."""
     return Walkers(
         np.empty(num_walks, np.uint64), np.empty(num_walks, np.int64), np.empty(num_walks, np.uint64),
         np.empty(num_walks, np.uint64), np.empty(num_walks), np.empty(num_walks),
@@ -94,7 +94,7 @@ def make_walkers(num_walks):
 
 @njit(**EXACT)
 def make_sorted_walkers(num_walks):
-    """Memory for walkers that are kept in order."""
+    """Allocate memory for walkers that are kept sorted."""
     return SortedWalkers(
         np.empty(num_walks, np.uint64), np.empty(num_walks, np.int64), np.empty(num_walks),
         np.empty(num_walks, np.uint64), np.empty(num_walks, np.uint64),
@@ -104,7 +104,7 @@ def make_sorted_walkers(num_walks):
 
 @njit(forceinline=True, **INNER)
 def absorb(state, word):
-    """The hash state after one more word."""
+    """Return the hash state after one more word."""
     x = (state + _GOLDEN) ^ np.uint64(word)
     x = (x ^ (x >> np.uint64(30))) * _FIRST
     x = (x ^ (x >> np.uint64(27))) * _SECOND
@@ -113,41 +113,41 @@ def absorb(state, word):
 
 @njit(forceinline=True, **INNER)
 def row_states(states, start_id):
-    """The hash states of walkers that leave one node."""
+    """Return the hash states of walkers that start at one node."""
     return HashStates(absorb(states.move, start_id), absorb(states.halt, start_id))
 
 
 @njit(forceinline=True, **INNER)
 def uniform(state):
-    """A float64 in [0, 1) with 53 random bits."""
+    """Return a float64 in [0, 1) with 53 random bits."""
     return np.float64(np.int64(state >> np.uint64(11))) * 2.0**-53
 
 
 @njit(forceinline=True, **INNER)
 def fraction(x):
-    """What is left of x in [0, 2) without its integer part."""
+    """Return the fractional part of x in [0, 2)."""
     return x - 1.0 if x >= 1.0 else x
 
 
 @njit(forceinline=True, **INNER)
 def without_halting(quantile, halt_prob):
-    """A quantile that also decides on halting, rescaled for moving; negative if the walker halts."""
+    """Rescale a quantile that also decides about halting, for moving; negative if the walker halts."""
     return (quantile - halt_prob) / (1.0 - halt_prob)
 
 
 @njit(forceinline=True, **INNER)
 def ends(graph, here, quantile):
-    """Whether a walker goes no further: it halts, which a negative quantile says, or its node has no out-edges."""
+    """Whether a walker ends: it halts, which a negative quantile means, or its node has no out-edges."""
     return graph.row_ptr[here] == graph.row_ptr[here + ONE] or quantile < 0.0
 
 
 @njit(forceinline=True, **INNER)
 def choose_edge(graph, here, quantile):
-    """Position of the edge whose share of a node's total weight holds the quantile."""
+    """Return the position of the edge whose share of the node's total weight contains the quantile."""
     begin = graph.row_ptr[here]
     degree = graph.row_ptr[here + ONE] - begin
     if graph.unit_weights:
-        # The total weight is the degree, and a float64 below 2**53 keeps all its digits as an int64.
+        # The total weight is the degree, and float64 represents all integers below 2**53 exactly.
         place = np.uint64(np.int64(quantile * np.float64(np.int64(degree))))
         return begin + min(place, degree - ONE)
     target = quantile * graph.degrees[here]
@@ -163,7 +163,7 @@ def choose_edge(graph, here, quantile):
 
 @njit(forceinline=True, **INNER)
 def _halts(settings, states, number, step):
-    """Whether a walker that goes its own way halts before a step."""
+    """Whether a walker that moves independently halts before a step."""
     if settings.coupling == ANTITHETIC:
         shared = uniform(absorb(absorb(states.halt, number // 2), step))
         return fraction(shared + 0.5 * (number % 2)) < settings.halt_prob
@@ -172,7 +172,7 @@ def _halts(settings, states, number, step):
 
 @njit(**INNER)
 def draw_singly(settings, states, step, alive, walkers):
-    """Set the quantiles of walkers that go their own ways, negative if they halt."""
+    """Set the quantiles of walkers that move independently, negative if they halt."""
     quantile = walkers.quantile
     for w in range(alive):
         quantile[w] = uniform(absorb(walkers.state[w], step))
@@ -184,7 +184,7 @@ def draw_singly(settings, states, step, alive, walkers):
 
 @njit(**INNER)
 def keep_walking(alive, walkers):
-    """Close the gaps that ended walkers have left; returns how many still walk."""
+    """Remove walkers that have ended; returns how many remain."""
     node, number, state, record, rank, _ = walkers
     kept = 0
     for w in range(alive):
@@ -197,9 +197,9 @@ def keep_walking(alive, walkers):
 
 @njit(**INNER)
 def _sort(key, order, count):
-    """Put into ``order`` where the keys, all different, are in ascending order; may sort the keys."""
+    """Write the indices that sort the keys, which must be distinct, to ``order``; may also sort the keys."""
     if count <= _FEW:
-        # Every key counts those below it: no branches, and the loop becomes vector instructions.
+        # Counts the keys below every key: without branches, the loop becomes vector instructions.
         for i in range(count):
             place = ZERO
             for j in range(count):
@@ -224,7 +224,7 @@ def _sort(key, order, count):
 
 @njit(forceinline=True, **INNER)
 def _draw_sorted(settings, states, step, number, rank, size, shared):
-    """The quantile of a walker, the ``rank``-th of ``size`` on its node; negative if it halts."""
+    """Return the quantile of a walker, the ``rank``-th of ``size`` at its node; negative if it halts."""
     if settings.coupling == REPELLING:
         quantile = fraction(rank / np.float64(size) + shared)
         return without_halting(quantile, settings.halt_prob) if settings.halt_prob > 0.0 else quantile
@@ -235,7 +235,7 @@ def _draw_sorted(settings, states, step, number, rank, size, shared):
 
 @njit(**INNER)
 def advance(graph, settings, states, step, alive, walkers):
-    """Let walkers, which are sorted by node, take one step, and sort them again; returns how many still walk."""
+    """Let walkers, which are sorted by node, take one step, and sort them again; returns how many remain."""
     node, number, weight, key, order, next_node, next_number, next_weight = walkers
     first, moved = 0, 0
     while first < alive:
@@ -257,7 +257,7 @@ def advance(graph, settings, states, step, alive, walkers):
                 product = product * graph.signs[edge]
             if settings.weight_by_degree:
                 product = product * graph.degrees[here]
-            # A stable sort by node: the place among the survivors breaks ties.
+            # A stable sort by node: the place among the remaining walkers breaks ties.
             there = np.uint64(graph.columns[edge])
             key[moved] = there * np.uint64(settings.num_walks) + np.uint64(moved)
             next_node[moved], next_number[moved], next_weight[moved] = there, number[w], product
@@ -272,7 +272,7 @@ def advance(graph, settings, states, step, alive, walkers):
 
 @njit(**INNER)
 def _follow_singly(graph, settings, states, start, walkers, out):
-    """Write the walks of one row whose walkers go their own ways, [W, L + 1]."""
+    """Write the walks of one row whose walkers move independently, [W, L + 1]."""
     node, number = walkers.node, walkers.number
     for w in range(settings.num_walks):
         node[w], number[w], walkers.state[w], out[w, 0] = start, w, absorb(states.move, w), start
