@@ -117,7 +117,8 @@ class Mask(nn.Module, ABC):
             raise self._takes_no_walks()
         graph = self._graph if graph is None else graph
         if graph is None:
-            raise ValueError(f"{type(self).__name__} has no default graph. Build it with one, or call mask.on(graph).")
+            fix = "Build it with one, or call mask.on(graph) or layer(x, graph)."
+            raise ValueError(f"{type(self).__name__} has no default graph. {fix}")
         if not isinstance(graph, Graph):
             raise not_a_graph(graph)
         return graph
@@ -126,7 +127,10 @@ class Mask(nn.Module, ABC):
         return ValueError(f"`walks` was given, but {type(self).__name__} does not use walks. Leave it out.")
 
     def _takes_no_graph(self) -> ValueError:
-        return ValueError(f"{type(self).__name__} does not take a graph. Build a new mask for other tokens.")
+        return ValueError(
+            f"`graph` was given, but {type(self).__name__} does not take a graph. Leave it out, or build a new mask "
+            "for other tokens."
+        )
 
     def to_dense(self) -> Tensor:
         """Return M on the default graph as a dense tensor, [H, N_q, N_k], for small graphs and tests."""
@@ -202,6 +206,16 @@ class Mask(nn.Module, ABC):
         """Settings shown when the module is printed."""
         settings = [f"{name}={getattr(self, name)!r}" for name in self._shown]
         return ", ".join([str(self._graph), *settings] if self.takes_graph else settings)
+
+
+def not_a_mask(value: object, expected: str = "topomask.Mask") -> ValueError:
+    """The error for a value given where a mask is expected."""
+    fix = "Wrap a matrix in DenseMask."
+    if isinstance(value, Graph):
+        fix = "Build one on it: tm.WalkMask(graph)."
+    elif isinstance(value, Operator):
+        fix = "Pass the mask itself, and the graph to the layer: layer(x, graph)."
+    return ValueError(f"`mask` must be a {expected}, but is a {type(value).__name__}. {fix}")
 
 
 def _add(first: Any, second: Any, sign: float = 1.0) -> Mask:

@@ -11,13 +11,13 @@ from torch import Tensor, nn
 
 from topomask.attention.inputs import FeatureMap
 from topomask.graph import Graph
-from topomask.graph.input import not_a_graph
 from topomask.masks.mask import Mask
 from topomask.masks.operator import Normalizer, Operator
 from topomask.models.graph_masks import GraphMaskOptions, MaskFactory, layer_masks
 from topomask.nn import MLP, GraphConvolution, GraphReadout, MaskedAttention, SparseRows
 from topomask.nn.attention import Kind, checked_feature_map
 from topomask.nn.dropout import Dropout
+from topomask.nn.inputs import check_features
 from topomask.nn.readout import Readout
 from topomask.nn.sparse_rows import apply_linear, drop_features
 from topomask.support.checks import check_choice, check_probabilities, check_sizes
@@ -271,19 +271,6 @@ PRESETS: dict[str, dict[str, Any]] = {
     "softmax": {"mask": "all", "kind": "softmax"},
     "mlp": {"mask": "none", "local": "none"},
 }
-
-
-def check_features(x: Tensor | SparseRows, graph: Graph, in_features: int) -> None:
-    """Raise a ValueError unless there is a graph, and one row of features for each of its nodes."""
-    if not isinstance(graph, Graph):
-        raise not_a_graph(graph)
-    if x.shape != (graph.num_nodes, in_features):
-        raise ValueError(
-            f"`x` must have shape [num_nodes={graph.num_nodes}, in_features={in_features}], but has shape "
-            f"{tuple(x.shape)}. Pass one row per node of `graph`, which may be a batch of graphs."
-        )
-    if isinstance(x, Tensor) and not x.is_floating_point():
-        raise ValueError(f"`x` must have a floating dtype, but has {x.dtype}. Pass x.float(), or one-hot categories.")
 
 
 def _check_statistics(name: str, norm: nn.Module, count: int, unit: str, fix: str) -> None:
