@@ -241,3 +241,8 @@ def test_parts_that_do_not_fit_are_named(change, message):
         GraphSet("x", **given)
     with pytest.raises(ValueError, match="`batch_size` must be at least 1"):
         GraphBatches(make(), 0)
+
+
+def test_batches_of_another_data_set_say_how_to_convert_it():
+    with pytest.raises(ValueError, match=r"`dataset` must be a GraphSet, but is a list.*GraphSet\.from_pyg"):
+        GraphBatches([object()], 2)

@@ -257,6 +257,11 @@ class GraphBatches(ShardedEpochs):
     def __init__(
         self, dataset: GraphSet, batch_size: int, *, seed: int = 0, shuffle: bool = True, min_graphs: int = 1
     ) -> None:
+        if not isinstance(dataset, GraphSet):
+            raise ValueError(
+                f"`dataset` must be a GraphSet, but is a {type(dataset).__name__}. Convert PyG's data with "
+                "GraphSet.from_pyg(name, dataset)."
+            )
         super().__init__(len(dataset), batch_size, seed, shuffle)
         if not 1 <= min_graphs <= batch_size:
             raise ValueError(f"`min_graphs` must lie in [1, batch_size={batch_size}], but is {min_graphs}.")
