@@ -113,7 +113,7 @@ def test_errors_about_the_mask_of_a_layer_say_what_to_do_with_the_layer():
     toeplitz = tm.nn.MaskedAttention(8, 2, tm.ToeplitzMask((3, 3)))
     with pytest.raises(ValueError, match=r"`graph` was given, but ToeplitzMask does not take a graph. Leave it out"):
         toeplitz(torch.randn(9, 8), GRAPH)
-    for wrong, fix in ((GRAPH, r"Build one on it: tm\.WalkMask"), (tm.WalkMask(GRAPH).on(), r"layer\(x, graph\)")):
+    for wrong, fix in ((GRAPH, r"Build one: tm\.WalkMask"), (tm.WalkMask(GRAPH).on(), r"layer\(x, graph\)")):
         with pytest.raises(ValueError, match=rf"`mask` must be a topomask.Mask, but is a \w+\. .*{fix}"):
             tm.nn.MaskedAttention(8, 2, wrong)
 

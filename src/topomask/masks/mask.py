@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import wraps
+from inspect import getfullargspec
 from typing import Any, Self
 from weakref import WeakSet
 
@@ -212,7 +213,7 @@ def not_a_mask(value: object, expected: str = "topomask.Mask") -> ValueError:
     """The error for a value given where a mask is expected."""
     fix = "Wrap a matrix in DenseMask."
     if isinstance(value, Graph):
-        fix = "Build one on it: tm.WalkMask(graph)."
+        fix = "Build one: tm.WalkMask(graph)."
     elif isinstance(value, Operator):
         fix = "Pass the mask itself, and the graph to the layer: layer(x, graph)."
     return ValueError(f"`mask` must be a {expected}, but is a {type(value).__name__}. {fix}")
@@ -231,8 +232,16 @@ def _add(first: Any, second: Any, sign: float = 1.0) -> Mask:
 
 
 def _outside_inference_mode(method: Callable[..., None]) -> Callable[..., None]:
+    takes = getfullargspec(method)
+
     @wraps(method)
     def run(self: Any, *arguments: Any, **options: Any) -> None:
+        extra = arguments[len(takes.args) - 1 :]
+        if extra and takes.varargs is None:
+            raise TypeError(
+                f"{type(self).__name__} takes its options by name, such as num_heads=4, but got "
+                f"{', '.join(f'{each!r:.20}' for each in extra)} without a name."
+            )
         if not torch.is_inference_mode_enabled():
             method(self, *arguments, **options)
             return
