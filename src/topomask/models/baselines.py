@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from topomask.attention.inputs import check_features
 from topomask.graph import Graph
 from topomask.nn import MLP, GraphReadout, SparseRows
 from topomask.nn.dropout import Dropout, drop
-from topomask.nn.inputs import check_features
 from topomask.nn.readout import Readout
 from topomask.nn.sparse_rows import apply_linear, drop_features
 from topomask.support.checks import check_choice, check_probabilities, check_sizes

@@ -9,7 +9,7 @@ from typing import Any, Literal, Self, get_args
 
 from torch import Tensor, nn
 
-from topomask.attention.inputs import FeatureMap
+from topomask.attention.inputs import FeatureMap, check_features
 from topomask.graph import Graph
 from topomask.masks.mask import Mask
 from topomask.masks.operator import Normalizer, Operator
@@ -17,7 +17,6 @@ from topomask.models.graph_masks import GraphMaskOptions, MaskFactory, layer_mas
 from topomask.nn import MLP, GraphConvolution, GraphReadout, MaskedAttention, SparseRows
 from topomask.nn.attention import Kind, checked_feature_map
 from topomask.nn.dropout import Dropout
-from topomask.nn.inputs import check_features
 from topomask.nn.readout import Readout
 from topomask.nn.sparse_rows import apply_linear, drop_features
 from topomask.support.checks import check_choice, check_probabilities, check_sizes

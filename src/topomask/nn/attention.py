@@ -9,12 +9,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from topomask.attention import feature_maps
-from topomask.attention.inputs import FeatureMap, padding_rows
+from topomask.attention.inputs import FeatureMap, check_tokens, padding_rows
 from topomask.attention.linear import linear_attention, masked_attention
 from topomask.attention.plan import Strategy
 from topomask.masks.mask import Mask, not_a_mask
 from topomask.masks.operator import Normalizer, Operator
-from topomask.nn.inputs import check_tokens
 from topomask.support.checks import check_choice, check_probabilities, check_sizes
 
 Kind = Literal["linear", "softmax"]

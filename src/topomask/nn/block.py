@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from topomask.nn.inputs import check_tokens
+from topomask.attention.inputs import check_tokens
 
 
 class TransformerBlock(nn.Module):

@@ -10,9 +10,9 @@ import scipy.sparse as sp
 import torch
 from torch import Tensor, nn
 
+from topomask.attention.inputs import check_features, check_tokens
 from topomask.graph import Graph
 from topomask.graph.records import Recipe, SparseMatrix, find_record
-from topomask.nn.inputs import check_features, check_tokens
 from topomask.ops.sparse_product import make_pattern
 from topomask.support.checks import check_choice
 

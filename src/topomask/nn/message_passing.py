@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from topomask.nn.inputs import check_tokens
+from topomask.attention.inputs import check_tokens
 from topomask.support.checks import check_sizes
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from topomask.nn.inputs import check_tokens
+from topomask.attention.inputs import check_tokens
 
 
 class PatchEmbedding(nn.Module):

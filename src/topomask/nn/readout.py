@@ -7,8 +7,8 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor, nn
 
+from topomask.attention.inputs import check_features, check_tokens
 from topomask.graph import Graph
-from topomask.nn.inputs import check_features, check_tokens
 from topomask.support.checks import check_choice
 
 Readout = Literal["node", "mean", "sum", "attention"]

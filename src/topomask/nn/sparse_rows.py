@@ -9,9 +9,9 @@ import scipy.sparse as sp
 import torch
 from torch import Tensor, nn
 
+from topomask.attention.inputs import check_tokens
 from topomask.graph.input import check_scipy
 from topomask.nn.dropout import drop
-from topomask.nn.inputs import check_tokens
 from topomask.ops import segments
 from topomask.ops.sparse_product import Pattern, make_pattern, spmm
 
