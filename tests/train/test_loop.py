@@ -54,6 +54,26 @@ def test_a_model_learns_and_the_best_is_kept(done):
     assert read_checkpoint(find_checkpoint(folder)).info["step"] == result.best["step"]
 
 
+def test_a_result_is_evaluated_with_its_best_weights(done):
+    result, _ = done
+    valid, test = (training.make_data(20, shuffle=False, seed=seed) for seed in (1, 2))
+    state = {name: value.clone() for name, value in result.model.named_parameters()}
+    assert result.evaluate(valid) == {name: result.best[name] for name in ("loss", "accuracy")}
+    assert result.evaluate(valid, best=False) == result.metrics
+    assert result.best["step"] != result.step, "the two differ"
+    assert set(result.evaluate(test)) == {"loss", "accuracy"}
+    assert all(torch.equal(value, state[name]) for name, value in result.model.named_parameters())
+
+
+def test_a_run_that_was_never_evaluated_has_its_last_weights(tmp_path):
+    valid = training.make_data(20, shuffle=False, seed=1)
+    result = training.run(tmp_path, replace(training.CONFIG, epochs=1), valid=None)
+    assert result.evaluate(valid) == evaluate(result.model, valid, Classification())
+    # In a later session.
+    again = training.run(tmp_path, replace(training.CONFIG, epochs=1), valid=None, resume=True)
+    assert again.evaluate(valid) == result.evaluate(valid)
+
+
 def test_a_new_head_is_fine_tuned_from_a_checkpoint(done, tmp_path):
     _, folder = done
     stored = read_checkpoint(find_checkpoint(folder)).weights
