@@ -61,7 +61,7 @@ def asymmetric() -> tm.Mask:
 
 def path() -> Run:
     graph = tm.path_graph(2**18)
-    mask = tm.WalkMask(graph, 4, 10, halt_prob=0.5, coupling="iid", seed=0)
+    mask = tm.WalkMask(graph, num_walks=4, max_length=10, halt_prob=0.5, coupling="iid", seed=0)
     return forward(mask, tokens(graph.num_nodes, 8))
 
 
@@ -85,7 +85,7 @@ def sample_and_attend() -> Run:
 
     @torch.no_grad()
     def run() -> Tensor:
-        mask = tm.WalkMask(graph, 27, 3, symmetric=False, seed=next(seeds))
+        mask = tm.WalkMask(graph, num_walks=27, max_length=3, symmetric=False, seed=next(seeds))
         return tm.masked_attention(q, k, v, mask)
 
     return run

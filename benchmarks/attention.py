@@ -44,7 +44,7 @@ def main(quick: bool = False) -> None:
     equal = find_equal_error((16, 16) if quick else (32, 32))
     print(f"equal error: {equal}", flush=True)
     alpha = tm.convolve(mask.f[0].detach())
-    asymmetric = tm.WalkMask(graph, equal.num_walks, 20, f=alpha, symmetric=False, seed=0)
+    asymmetric = tm.WalkMask(graph, num_walks=equal.num_walks, max_length=20, f=alpha, symmetric=False, seed=0)
     both = {"symmetric": mask, "asymmetric": asymmetric}
     times["forward and backward, batch 1"] = _training([q, k, v], both, repeats)
     batch = [x.expand(8, -1, -1, -1).contiguous() for x in (q, k, v)]

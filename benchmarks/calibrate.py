@@ -41,7 +41,7 @@ def masks(quick: bool) -> Iterator[tuple[str, tm.WalkMask]]:
     for name, graph in graphs.items():
         for num_walks, length in ((4, 3), (20, 10)):
             for symmetric in (True, False):
-                yield name, tm.WalkMask(graph, num_walks, length, symmetric=symmetric, seed=0)
+                yield name, tm.WalkMask(graph, num_walks=num_walks, max_length=length, symmetric=symmetric, seed=0)
 
 
 def measurements(quick: bool) -> Iterator[tuple[str, dict[str, float], float]]:

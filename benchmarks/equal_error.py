@@ -45,7 +45,7 @@ def find_equal_error(shape: tuple[int, int] = (32, 32)) -> EqualError:
     def asymmetric(num_walks: int) -> float:
         return error(lambda seed: tm.sample_features(graph, num_walks, 20, seed=seed).to_dense(tm.convolve(f)))
 
-    target = error(lambda seed: tm.WalkMask(graph, 20, 10, f=f, seed=seed).to_dense().detach())
+    target = error(lambda seed: tm.WalkMask(graph, num_walks=20, max_length=10, f=f, seed=seed).to_dense().detach())
     enough = 1
     while asymmetric(enough) > target:
         enough *= 2

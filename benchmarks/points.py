@@ -26,7 +26,7 @@ def main(quick: bool = False) -> None:
     points = np.random.default_rng(0).random((num_points, 3))
     lists = find_neighbours(points, workers=2)
     graph = make_graph(lists)
-    mask = tm.WalkMask(graph, NEIGHBOURS**HOPS, HOPS, symmetric=False, seed=0)
+    mask = tm.WalkMask(graph, num_walks=NEIGHBOURS**HOPS, max_length=HOPS, symmetric=False, seed=0)
     q, k, v = torch.randn(3, 1, 1, num_points, WIDTH)
 
     def sample() -> tm.Operator:

@@ -81,7 +81,7 @@ def _run_all(quick: bool) -> Iterator[Case]:
         graph = make()
         for num_walks, length in WALKS:
             for symmetric in (True, False):
-                mask = tm.WalkMask(graph, num_walks, length, symmetric=symmetric, seed=0)
+                mask = tm.WalkMask(graph, num_walks=num_walks, max_length=length, symmetric=symmetric, seed=0)
                 walks = f"{num_walks} x {length} {'symmetric' if symmetric else 'asymmetric'}"
                 for width in WIDTHS:
                     yield run_case(Case(name, walks, width, "linear"), mask)

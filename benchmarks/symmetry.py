@@ -43,7 +43,9 @@ def measure(graph: tm.Graph, kind: str, num_walks: int, f: torch.Tensor) -> dict
     modulation = f if symmetric else alpha
     found = []
     for seed in SEEDS:
-        mask = tm.WalkMask(graph, num_walks, len(modulation) - 1, f=modulation, symmetric=symmetric, seed=seed)
+        mask = tm.WalkMask(
+            graph, num_walks=num_walks, max_length=len(modulation) - 1, f=modulation, symmetric=symmetric, seed=seed
+        )
         error = float((mask.to_dense()[0].detach() - exact).norm() / exact.norm())
         operator = mask.on()
         cost, pairs = operator.cost(), len(operator.entries().pattern.columns)

@@ -86,8 +86,10 @@ def show_rows(output: Path) -> Section:
         f = 0.8 ** torch.arange(7.0)
         masks = {
             "exact": tm.PowerSeriesMask(graph, tm.convolve(f)),
-            "20 repelling walks (default)": tm.WalkMask(graph, 20, 6, f=f, seed=0),
-            "20 i.i.d. walks, halting 0.1": tm.WalkMask(graph, 20, 6, f=f, seed=0, coupling="iid", halt_prob=0.1),
+            "20 repelling walks (default)": tm.WalkMask(graph, num_walks=20, max_length=6, f=f, seed=0),
+            "20 i.i.d. walks, halting 0.1": tm.WalkMask(
+                graph, num_walks=20, max_length=6, f=f, seed=0, coupling="iid", halt_prob=0.1
+            ),
         }
         rows = {title: _row(mask, node) for title, mask in masks.items()}
         for axes, (title, values) in zip(axes_row, rows.items(), strict=True):

@@ -20,7 +20,7 @@ def mask_errors(graph: Graph, f: Tensor, num_walks: int, seeds: Iterable[int], *
     exact = PowerSeriesMask(graph, series.convolve(f)).to_dense()[0].detach()
     errors = []
     for seed in seeds:
-        mask = WalkMask(graph, num_walks, len(f) - 1, f=f, seed=seed, **settings)
+        mask = WalkMask(graph, num_walks=num_walks, max_length=len(f) - 1, f=f, seed=seed, **settings)
         errors.append(float((mask.to_dense()[0].detach() - exact).norm() / exact.norm()))
     return errors
 
@@ -54,7 +54,9 @@ def convergence(
     for count in num_walks:
         deviations = []
         for seed in range(num_seeds):
-            mask = WalkMask(graph, count, len(f) - 1, coupling="iid", halt_prob=halt_prob, f=f, seed=seed)
+            mask = WalkMask(
+                graph, num_walks=count, max_length=len(f) - 1, coupling="iid", halt_prob=halt_prob, f=f, seed=seed
+            )
             deviations.append(mask.to_dense()[0].detach() - exact)
         deviation = torch.stack(deviations)
         errors.append(float((deviation.norm(dim=(1, 2)) / exact.norm()).mean()))

@@ -41,7 +41,9 @@ def settings() -> dict[str, Any]:
 def make_mask(num_nodes: int, seed: int) -> tm.WalkMask:
     """The mask of Fig. 3."""
     graph = tm.path_graph(num_nodes)
-    return tm.WalkMask(graph, NUM_WALKS, MAX_LENGTH, halt_prob=HALT_PROB, coupling="iid", seed=seed)
+    return tm.WalkMask(
+        graph, num_walks=NUM_WALKS, max_length=MAX_LENGTH, halt_prob=HALT_PROB, coupling="iid", seed=seed
+    )
 
 
 def count_flops(num_nodes: int, seeds: Iterable[int] = range(NUM_SEEDS)) -> dict[str, float]:

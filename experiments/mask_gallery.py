@@ -103,7 +103,7 @@ def _waves(rank: int) -> torch.Tensor:
 
 def _seeded(size: int) -> tm.Mask:
     torch.manual_seed(0)
-    return tm.LearnedFeatureMask(size, 16)
+    return tm.LearnedFeatureMask(size, num_features=16)
 
 
 def _same_colour() -> torch.Tensor:

@@ -25,7 +25,7 @@ def test_names_resolve_in_a_process_that_has_used_none_of_them():
 import topomask as tm
 assert "masked_attention" not in vars(tm)
 import torch
-mask = tm.WalkMask(tm.grid_graph(3, 3), 2, 2, seed=0)
+mask = tm.WalkMask(tm.grid_graph(3, 3), num_walks=2, max_length=2, seed=0)
 attend = torch.compile(lambda q: tm.masked_attention(q, q, q, mask), fullgraph=True, backend="eager")
 assert attend(torch.ones(1, 9, 4)).shape == (1, 9, 4)
 from topomask import *

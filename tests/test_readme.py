@@ -28,7 +28,7 @@ def test_the_first_example_runs_as_it_stands():
 
 
 def test_a_mask_of_your_own_takes_less_than_40_lines():
-    (code,) = examples(DOCS / "own_mask.md")
+    code, _ = examples(DOCS / "own_mask.md")
     assert len(code.splitlines()) < 40
     names = run(code)
     assert names["out"].shape == (1, 2, 20, 8)
@@ -37,6 +37,21 @@ def test_a_mask_of_your_own_takes_less_than_40_lines():
     eye = names["torch"].eye(20)
     exact = restart * names["torch"].linalg.inv(eye - (1 - restart) * names["torch"].from_numpy(transition).float())
     assert names["torch"].allclose(names["mask"].to_dense()[0], exact, atol=1e-5)
+
+
+def test_a_mask_of_your_own_uses_types_of_edges_and_positions():
+    _, code = examples(DOCS / "own_mask.md")
+    names = run(code)
+    assert names["out"].shape == (4, 8)
+    places, mask = names["POSITIONS"][names["graph"]], names["layer"].mask
+    with names["torch"].no_grad():
+        mask.bias += names["torch"].tensor([[0.5, -0.5], [0.0, 1.0]])
+        dense = mask.on(names["graph"]).to_dense()
+    for (i, j), kind in zip(zip(*names["edges"], strict=True), names["types"], strict=True):
+        expected = (mask.bias[:, kind] - (places[i] - places[j]).norm()).exp()
+        for found in (dense[:, i, j], dense[:, j, i]):
+            names["torch"].testing.assert_close(found, expected.detach())
+    assert int((dense[0] != 0).sum()) == 10
 
 
 def test_the_examples_of_the_page_on_graphs_run(tmp_path, monkeypatch):

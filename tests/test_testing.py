@@ -1,5 +1,8 @@
 """The laws that users try their own masks on: they hold for the library's masks, and fail where something is wrong."""
 
+import re
+
+import numpy as np
 import pytest
 import torch
 
@@ -91,6 +94,63 @@ def test_what_is_wrong_is_named(kind):
     # Wrong gradients are named by torch's own check.
     with pytest.raises((AssertionError, RuntimeError), match=WRONG[kind]):
         tm.testing.check_mask(PageRankMask(graph, num_heads=2, kind=kind), compile=False)
+
+
+class FromNumpy(PageRank):
+    def __init__(self, mask, graph):
+        super().__init__(mask, graph)
+        self.matrix = torch.from_numpy(graph.adjacency("row").toarray()) * self.stay
+
+    def matmul(self, x):
+        return self.matrix.to(x.dtype) @ x
+
+
+class WithNumpy(PageRank):
+    def matmul(self, x):
+        return self.stay * torch.from_numpy(np.tril(np.ones((x.shape[-2],) * 2)) @ x.numpy())
+
+
+class OfParameters(PageRank):
+    def __init__(self, mask, graph):
+        super().__init__(mask, graph)
+        self.stay = torch.from_numpy(mask.logit.numpy())
+
+
+class InFloat32(PageRank):
+    def matmul(self, x):
+        return torch.eye(x.shape[-2]) @ (self.stay * x)
+
+
+class NoOperator:
+    def __init__(self, mask, graph):
+        pass
+
+
+# The law that fails, and how.
+RAISES = {
+    FromNumpy: r'compiled attention gives the same .*test_testing.py", line \d+: ',
+    WithNumpy: r"<M x, y> = <x, M\^T y>.* RuntimeError: Can't call numpy",
+    OfParameters: r"``on\(\)`` returns an operator.* RuntimeError: Can't call numpy",
+    InFloat32: r"the product agrees with the dense matrix.* RuntimeError: expected .*scalar type",
+}
+
+
+@pytest.mark.parametrize("kind", RAISES)
+def test_an_error_in_the_code_of_a_mask_names_the_law_and_the_fix(kind):
+    fix = r".*x in float32 or float64.*tensor\.to\(x\.dtype\).*@tm\.per_graph"
+    with pytest.raises(AssertionError, match=rf"^Check that {RAISES[kind]}") as caught:
+        tm.testing.check_mask(PageRankMask(ragged_graph(), num_heads=2, kind=kind), compile=kind is FromNumpy)
+    assert re.search(fix, text := str(caught.value).replace("[..., H, N, C] ", ""))
+    assert "\n" not in text
+    # The place in the user's code is in the trace, but for the compiler, whose trace is hundreds of lines long.
+    assert (caught.value.__cause__ is None) == (kind is FromNumpy)
+
+
+def test_a_mask_without_an_operator_or_a_graph_is_named():
+    with pytest.raises(AssertionError, match=r"must return a tm\.Operator, but returned a NoOperator"):
+        tm.testing.check_mask(PageRankMask(ragged_graph(), kind=NoOperator), compile=False)
+    with pytest.raises(ValueError, match="has no default graph"):
+        tm.testing.check_mask(PageRankMask(), compile=False)
 
 
 @pytest.mark.parametrize("name", ["walk_symmetric", "walk_shared_heads", "prefix", "sum", "toeplitz_grid", "dense"])

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from topomask import data, models, nn, testing, train
     from topomask.attention import feature_maps, linear_attention, masked_attention, masked_softmax_attention
     from topomask.attention.plan import Plan, plan_attention
-    from topomask.graph import Graph, cycle_graph, grid_graph, hypercube_graph, knn_graph, path_graph
+    from topomask.graph import Graph, cycle_graph, grid_graph, hypercube_graph, knn_graph, path_graph, per_graph
     from topomask.masks import ExponentialDecay, Mask, Operator
     from topomask.masks.registry import *  # noqa: F403
     from topomask.walks import WalkFeatures, random_walks, sample_features, series, theory
@@ -23,14 +23,14 @@ __version__ = "0.1.0"
 __all__ = ["ExponentialDecay", "Graph", "Mask", "Operator", "Plan", "WalkFeatures", *CLASS_NAMES]
 __all__ += ["data", "feature_maps", "models", "nn", "series", "testing", "theory", "train"]
 __all__ += ["convolve", "cycle_graph", "deconvolve", "grid_graph", "hypercube_graph", "knn_graph", "linear_attention"]
-__all__ += ["masked_attention", "masked_softmax_attention", "path_graph", "plan_attention"]
+__all__ += ["masked_attention", "masked_softmax_attention", "path_graph", "per_graph", "plan_attention"]
 __all__ += ["random_walks", "sample_features"]
 
 __getattr__, __dir__ = lazy_names(
     __name__,
     {
         "attention": ("feature_maps", "linear_attention", "masked_attention", "masked_softmax_attention"),
-        "graph": ("Graph", "cycle_graph", "grid_graph", "hypercube_graph", "knn_graph", "path_graph"),
+        "graph": ("Graph", "cycle_graph", "grid_graph", "hypercube_graph", "knn_graph", "path_graph", "per_graph"),
         "masks": ("ExponentialDecay", "Mask", "Operator", *CLASS_NAMES),
         "topomask.attention.plan": ("Plan", "plan_attention"),
         "topomask.walks.series": ("convolve", "deconvolve"),

@@ -98,7 +98,9 @@ def _test_walks() -> float:
     points = torch.rand(60, 3, generator=torch.Generator().manual_seed(0)).numpy()
     graph = tm.knn_graph(points, k=3, directed=True)
     f = torch.tensor([1.0, 0.7, 0.5, 0.3])
-    estimate = tm.WalkMask(graph, 27, 3, symmetric=False, normalization="row", f=f, seed=0).to_dense()
+    estimate = tm.WalkMask(
+        graph, num_walks=27, max_length=3, symmetric=False, normalization="row", f=f, seed=0
+    ).to_dense()
     exact = tm.PowerSeriesMask(graph, f, normalization="row").to_dense()
     return float((estimate - exact).detach().abs().max())
 

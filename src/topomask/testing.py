@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import copy
 import math
+import re
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,6 +17,12 @@ from topomask.attention import masked_attention, masked_softmax_attention
 from topomask.graph import Graph
 from topomask.masks.mask import Mask
 from topomask.masks.operator import Operator
+
+_HINT = (
+    "Write operators with torch operations on x [..., H, N, C] in float32 or float64: convert tensors of your own with "
+    "tensor.to(x.dtype). Put NumPy and SciPy code into a function of the graph, decorated with @tm.per_graph, see "
+    "docs/own_mask.md."
+)
 
 
 def check_mask(mask: Mask, graph: Graph | None = None, *, compile: bool = True) -> None:
@@ -38,15 +47,22 @@ def check_mask(mask: Mask, graph: Graph | None = None, *, compile: bool = True) 
         mask.graph = graph
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
+        _check(check_operator, mask)
         operator = mask.on()
-        for check_operator in (check_product, check_adjoint, check_magnitude, check_entries):
-            check_operator(operator)
-        for check in (check_gradients, check_attention, check_state, check_changes):
-            check(mask)
+        for of_operator in (check_product, check_adjoint, check_magnitude, check_entries):
+            _check(of_operator, operator)
+        for of_mask in (check_gradients, check_attention, check_state, check_changes):
+            _check(of_mask, mask)
         if mask.takes_graph and mask.graph is not None:
-            check_batches(mask)
+            _check(check_batches, mask)
         if compile:
-            check_compiled(mask)
+            _check(check_compiled, mask)
+
+
+def check_operator(mask: Mask) -> None:
+    """Check that ``on()`` returns an operator."""
+    operator = mask.on()
+    assert isinstance(operator, Operator), f"on() must return a tm.Operator, but returned a {type(operator).__name__}."
 
 
 def check_product(operator: Operator) -> None:
@@ -196,6 +212,22 @@ def check_compiled(mask: Mask) -> None:
             with torch.no_grad():
                 for parameter in parameters:
                     parameter.mul_(0.95)
+
+
+def _check(law: Callable[[Any], None], subject: Any) -> None:
+    """Check a law; an error in the mask's own code becomes an AssertionError that names the law and the fix."""
+    try:
+        law(subject)
+    except Exception as error:
+        what, _, stack = str(error).partition("from user code:")
+        # Laws name themselves, and so does a mask without a graph.
+        if not stack and isinstance(error, ValueError if law is check_operator else AssertionError):
+            raise
+        own = [line for line in re.findall(r'".*?", line \d+', stack) if str(Path(__file__).parent) not in line]
+        place = f" in {own[-1]}" if own else ""
+        what = " ".join(what.partition("\n\n")[0].split())
+        text = f"{law.__doc__} It failed with {type(error).__name__}{place}: {what.rstrip('.')}. {_HINT}"
+        raise AssertionError(text) from (None if stack else error)
 
 
 def _inputs(operator: Operator, columns: int = 3, *, batch: int = 2, queries: bool = False) -> Tensor:

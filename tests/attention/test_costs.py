@@ -55,10 +55,10 @@ def test_every_term_has_a_constant():
 
     found = set()
     for num_walks, symmetric in ((2, True), (20, True), (20, False)):
-        mask = tm.WalkMask(tm.grid_graph(9, 9), num_walks, symmetric=symmetric, seed=0)
+        mask = tm.WalkMask(tm.grid_graph(9, 9), num_walks=num_walks, symmetric=symmetric, seed=0)
         for work in count_work(problem(mask, 8, 8)).values():
             found |= set(work.terms)
-    path = tm.WalkMask(tm.path_graph(30), 1, 2, seed=0)
+    path = tm.WalkMask(tm.path_graph(30), num_walks=1, max_length=2, seed=0)
     for work in count_work(problem(path, 8, 8)).values():
         found |= set(work.terms)
     assert found == set(costs.DEFAULTS)

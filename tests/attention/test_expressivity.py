@@ -60,7 +60,7 @@ def masks(graph: nx.Graph) -> dict[str, tm.Mask]:
     return {
         "none": tm.DenseMask(torch.ones(size, size, dtype=torch.float64)),
         "power series": tm.PowerSeriesMask(built, alpha),
-        "walks": tm.WalkMask(built, 2000, 4, f=f, seed=0).double(),
+        "walks": tm.WalkMask(built, num_walks=2000, max_length=4, f=f, seed=0).double(),
         "zeroed diagonal": tm.DenseMask(tm.PowerSeriesMask(built, alpha).to_dense()[0].detach().fill_diagonal_(0.0)),
         "shortest path": tm.ShortestPathMask(built).double(),
     }

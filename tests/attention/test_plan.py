@@ -157,7 +157,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 
 
 def test_what_cannot_be_planned_is_refused():
-    mask = tm.WalkMask(tm.path_graph(5), 4, 3, num_heads=4, seed=0)
+    mask = tm.WalkMask(tm.path_graph(5), num_walks=4, max_length=3, num_heads=4, seed=0)
     with pytest.raises(ValueError, match=r"`kernel` must be one of .* but is 'sofmax'"):
         tm.plan_attention(mask, 4, 4, kernel="sofmax")
     with pytest.raises(ValueError, match="one head or num_heads=3, but has 4"):

@@ -14,7 +14,7 @@ def tokens(scale: float = 1.0) -> list[torch.Tensor]:
 
 
 def walk_mask(scale: float) -> tm.Mask:
-    return tm.WalkMask(GRAPH, 4, 3, 2, seed=0, f=scale * 0.5 ** torch.arange(4))
+    return tm.WalkMask(GRAPH, num_walks=4, max_length=3, num_heads=2, seed=0, f=scale * 0.5 ** torch.arange(4))
 
 
 def low_rank_mask(scale: float) -> tm.Mask:
@@ -64,7 +64,7 @@ def test_compiled_biases_have_finite_gradients(bias):
 
 def test_gradients_of_weights_that_cancel_do_not_become_infinite_on_the_way():
     """Found by the fuzzer: case 14420 of seed 0."""
-    mask = tm.VisitMask(GRAPH, 4, 1, normalize=True, seed=0, f=torch.tensor([0.4, 0.0]))
+    mask = tm.VisitMask(GRAPH, num_walks=4, max_length=1, normalize=True, seed=0, f=torch.tensor([0.4, 0.0]))
     q, k, v = tokens()
     k = k * 10.0 ** torch.linspace(-15, 15, 12)[:, None]
     leaves = [q.requires_grad_(), k.requires_grad_(), (1e11 * v).requires_grad_()]

@@ -9,7 +9,7 @@ from benchmarks import graphs, peers, scaling, strategies
 @pytest.mark.parametrize("integers", peers.INTEGERS)
 @pytest.mark.parametrize("chunk", [3, 64])
 def test_algorithm_1_gives_our_answer(integers, chunk):
-    mask = tm.WalkMask(tm.grid_graph(4, 5), 4, 3, seed=0)
+    mask = tm.WalkMask(tm.grid_graph(4, 5), num_walks=4, max_length=3, seed=0)
     q, k, v = torch.randn(3, 1, 1, 20, 8)
     with torch.no_grad():
         found = peers.algorithm_1(mask, integers, chunk)(q, k, v)
@@ -17,7 +17,7 @@ def test_algorithm_1_gives_our_answer(integers, chunk):
 
 
 def test_log_of_a_positive_mask_as_a_bias_is_masked_softmax_attention():
-    mask = tm.WalkMask(tm.grid_graph(4, 5), 4, 3, seed=0)
+    mask = tm.WalkMask(tm.grid_graph(4, 5), num_walks=4, max_length=3, seed=0)
     q, k, v = torch.randn(3, 1, 1, 20, 8)
     with torch.no_grad():
         found = peers.softmax_with_bias(mask.to_dense()[0].log())(q, k, v)
@@ -53,7 +53,7 @@ def test_strategies_are_compared_with_the_best():
 
 def test_a_case_times_every_open_strategy(monkeypatch):
     monkeypatch.setattr(strategies, "BUDGET", 0.0)
-    mask = tm.WalkMask(tm.grid_graph(4, 4), 2, 2, seed=0)
+    mask = tm.WalkMask(tm.grid_graph(4, 4), num_walks=2, max_length=2, seed=0)
     case = strategies.run_case(strategies.Case("grid", "2 x 2", 8, "softmax"), mask)
     assert set(case.seconds) == {"pairs", "dense"}
     assert case.auto in case.seconds

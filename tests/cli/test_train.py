@@ -163,6 +163,21 @@ def test_a_command_line_that_cannot_be_read_is_one_line_and_status_2(arguments, 
     assert message in refused("train", *arguments, status=2)
 
 
+@pytest.mark.parametrize(
+    ("recipe", "option", "own"),
+    [
+        ("graphs", "--model.attention", "--model.mask"),
+        ("nodes", "--model.attention=grf", "--model.mask"),
+        ("graphs-baseline", "--model.mask", "--model.layer"),
+        ("particles", "--model.attention", "--model.neighbors"),
+        ("digits", "--model.mask", "--model.attention"),
+    ],
+)
+def test_the_name_that_other_recipes_have_for_attention_leads_to_that_of_this_one(recipe, option, own):
+    message = refused("train", recipe, option, "grf", status=2)
+    assert f"Here it is {own}. Run topomask train {recipe} --help." in message
+
+
 def test_errors_have_no_colours_on_a_terminal(monkeypatch):
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     monkeypatch.setenv("TERM", "xterm")

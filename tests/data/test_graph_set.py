@@ -1,10 +1,13 @@
+import zipfile
+
 import numpy as np
 import pytest
 import torch
 from torch_geometric.data import Data
 
 import topomask as tm
-from topomask.data import GraphBatches, GraphSet
+from topomask.data import GraphBatches, GraphSet, tu_dataset
+from topomask.recipes.graphs import GraphData
 
 
 def make(count: int = 10) -> GraphSet:
@@ -241,3 +244,63 @@ def test_parts_that_do_not_fit_are_named(change, message):
         GraphSet("x", **given)
     with pytest.raises(ValueError, match="`batch_size` must be at least 1"):
         GraphBatches(make(), 0)
+
+
+def test_batches_of_another_data_set_say_how_to_convert_it():
+    with pytest.raises(ValueError, match=r"`dataset` must be a GraphSet, but is a list.*GraphSet\.from_pyg"):
+        GraphBatches([object()], 2)
+
+
+def saved(features: int = 3) -> GraphSet:
+    graphs = [tm.path_graph(4), tm.Graph.from_edges(torch.empty(2, 0), 2), tm.cycle_graph(5)] * 4
+    x = [torch.randn(graph.num_nodes, features) for graph in graphs]
+    return GraphSet("mine", graphs, x, torch.arange(12) % 2, ("a", "b"))
+
+
+def test_a_set_built_in_python_is_read_by_the_command_line(tmp_path, forget_data):
+    found = saved()
+    file = tmp_path / "tudataset" / "mine.zip"
+    found.save(file)
+    again = tu_dataset("mine", tmp_path, attributes=True, standardize=False)
+    assert [graph.fingerprint for graph in again.graphs] == [graph.fingerprint for graph in found.graphs]
+    assert all(map(torch.equal, again.features, found.features))
+    assert torch.equal(again.labels, found.labels)
+    parts = [GraphData("mine", root=tmp_path, attributes=True).load(split) for split in ("train", "val", "test")]
+    assert sum(map(len, parts)) == 12
+    assert not any(b"pickle" in zipfile.ZipFile(file).read(name) for name in zipfile.ZipFile(file).namelist())
+
+
+def test_a_set_of_many_equal_features_is_not_refused_as_an_archive_that_grows(tmp_path):
+    nodes = 20_000
+    big = GraphSet("big", [tm.path_graph(nodes)], [torch.zeros(nodes, 300)], torch.tensor([0]), ("a",))
+    big.save(tmp_path / "tudataset" / "big.zip")
+    assert tu_dataset("big", tmp_path, attributes=True).num_features == 300
+
+
+def test_a_set_that_cannot_be_saved_leaves_the_file_as_it_was(tmp_path, monkeypatch):
+    file = tmp_path / "mine.zip"
+    saved().save(file)
+    before = file.read_bytes()
+    others = {
+        "directed": tm.Graph.from_edges([[0, 1]], directed=True),
+        "weighted": tm.Graph.from_edges([[0, 1]], weights=[2.0]),
+        "loop": tm.Graph.from_edges([[0, 1], [1, 1]]),
+        "batch": tm.Graph.batch([tm.path_graph(1)] * 2),
+    }
+    for graph in others.values():
+        mixed = GraphSet("mine", [tm.path_graph(2), graph], [torch.ones(2, 1)] * 2, torch.tensor([0, 1]), ("a", "b"))
+        with pytest.raises(ValueError, match="Graph 1 of mine must be a single undirected graph without weights and"):
+            mixed.save(file)
+    with pytest.raises(ValueError, match="at least one edge and one feature"):
+        saved(0).save(file)
+    with pytest.raises(ValueError, match=r"must end in \.zip, but is .*mine"):
+        saved().save(tmp_path / "mine")
+
+    def fail(*_, **__):
+        raise OSError("the disk was pulled")
+
+    monkeypatch.setattr(np, "savetxt", fail)
+    with pytest.raises(OSError, match="the disk was pulled"):
+        saved().save(file)
+    assert file.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [file]

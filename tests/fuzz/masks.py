@@ -144,7 +144,7 @@ def diffusion(rng: Rng, plain: PlainGraph, heads: int, extreme: bool) -> PlainMa
     most = np.abs(plain.adjacency).sum(axis=1).max() if plain.size else 1.0
     longest = min(3.0, 20.0 / max(1.0, most)) if kind == "negated_adjacency" else 30.0 if extreme else 3.0
     time = torch.from_numpy(rng.uniform(0.05, longest, size=heads))
-    mask = tm.DiffusionMask(plain.graph, kind, time if heads > 1 else float(time[0]), heads)
+    mask = tm.DiffusionMask(plain.graph, kind, time=time if heads > 1 else float(time[0]), num_heads=heads)
 
     def matrix(adjacency: np.ndarray) -> np.ndarray:
         degrees = np.abs(adjacency).sum(axis=1)
@@ -183,7 +183,7 @@ def forest(rng: Rng, plain: PlainGraph, heads: int, extreme: bool) -> PlainMask:
         rate = torch.from_numpy(rng.uniform(-0.2, 1.0, size=(heads, terms)))
     elif extreme:
         rate = rate * 10.0
-    mask = tm.ForestMask(plain.graph, heads, num_terms=terms, rate=rate, weighted=weighted, growing=growing)
+    mask = tm.ForestMask(plain.graph, num_heads=heads, num_terms=terms, rate=rate, weighted=weighted, growing=growing)
     with torch.no_grad():
         learnt = mask.offset if terms == 1 else mask.coefficients
         learnt.copy_(normal(rng, *learnt.shape))
@@ -208,7 +208,7 @@ def forest_table(rng: Rng, plain: PlainGraph, heads: int, extreme: bool) -> Plai
     weighted = bool((plain.adjacency == np.rint(plain.adjacency)).all()) and bool(rng.random() < 0.5)
     table = normal(rng, heads, int(rng.integers(1, 12)))
     table = table.abs() + 0.1 if rng.random() < 0.3 else table
-    mask = tm.ForestMask(plain.graph, heads, table=table, weighted=weighted)
+    mask = tm.ForestMask(plain.graph, num_heads=heads, table=table, weighted=weighted)
     distance = lengths(plain.adjacency if weighted else (plain.adjacency != 0).astype(float))
     index = np.where(np.isfinite(distance), distance, 1e9)
 
@@ -238,7 +238,9 @@ def shortest_path(rng: Rng, plain: PlainGraph, heads: int, extreme: bool) -> Pla
         initial = initial + float(pick(rng, [-95.0, -110.0, -300.0, 60.0]))
         if rng.random() < 0.5:
             initial[:, 0] = 0.0
-    mask = tm.ShortestPathMask(plain.graph, heads, initial=initial, unreachable=unreachable, bias=bias, **options)
+    mask = tm.ShortestPathMask(
+        plain.graph, num_heads=heads, initial=initial, unreachable=unreachable, bias=bias, **options
+    )
     same = plain.groups[:, None] == plain.groups
     beyond = size if unreachable is not None else size + 1
     index = np.where(same, np.where(np.isfinite(distance), buckets, beyond), size + 1)
@@ -254,7 +256,7 @@ def degree(rng: Rng, plain: PlainGraph, heads: int, extreme: bool) -> PlainMask:
     """sin(pi/4 (z(d_i) + z(d_j))) within a graph."""
     most = int(rng.integers(0, 8))
     z = torch.from_numpy(rng.uniform(0.01, 0.99, size=(heads, most + 1)))
-    mask = tm.DegreeMask(plain.graph, heads, most, z=z)
+    mask = tm.DegreeMask(plain.graph, num_heads=heads, max_degree=most, z=z)
     degrees = torch.from_numpy(np.minimum((plain.adjacency != 0).sum(axis=1), most).astype(np.int64))
     same = torch.from_numpy(plain.groups[:, None] == plain.groups)
 

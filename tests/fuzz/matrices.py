@@ -62,7 +62,7 @@ def low_rank(rng: Rng, plain: PlainGraph, heads: int, extreme: bool) -> PlainMas
 
 def learned_features(rng: Rng, plain: PlainGraph, heads: int, extreme: bool) -> PlainMask:
     """Phi Phi^T."""
-    mask = tm.LearnedFeatureMask(plain.size, int(rng.integers(1, 6)), heads)
+    mask = tm.LearnedFeatureMask(plain.size, num_features=int(rng.integers(1, 6)), num_heads=heads)
     with torch.no_grad():
         mask.features.copy_(normal(rng, *mask.features.shape))
 
@@ -77,7 +77,7 @@ def hypercube(rng: Rng, plain: PlainGraph, heads: int, extreme: bool) -> PlainMa
     """The heat kernel by the number of bits in which nodes differ."""
     dim = int(math.log2(plain.size))
     rate = torch.from_numpy(np.exp(rng.normal(size=heads) + (3.0 if extreme else 0.0)))
-    mask = tm.HypercubeMask(dim, heads, rate=rate)
+    mask = tm.HypercubeMask(dim, num_heads=heads, rate=rate)
     nodes = range(2**dim)
     bits = torch.tensor([[(i ^ j).bit_count() for j in nodes] for i in nodes], dtype=torch.float64)
 
@@ -118,7 +118,7 @@ def toeplitz(rng: Rng, plain: PlainGraph, heads: int, extreme: bool) -> PlainMas
     f = f.abs() + 1e-3 if positive else f
     if module:
         f = tm.ExponentialDecay(heads, torch.from_numpy(np.exp(rng.normal(size=heads))))
-    mask = tm.ToeplitzMask(shape, heads, distance=distance, f=f, positive=positive, causal=causal)
+    mask = tm.ToeplitzMask(shape, num_heads=heads, distance=distance, f=f, positive=positive, causal=causal)
     places_of = torch.from_numpy(np.minimum(index, math.prod(sizes) - 1))
 
     def define(p: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
@@ -141,7 +141,9 @@ def position(rng: Rng, plain: PlainGraph, heads: int, extreme: bool) -> PlainMas
     size = int(rng.integers(1, 5))
     options = {"num_sines": size} if kind == "sine" else {"kernel_size": size}
     seed = None if columns is None else int(rng.integers(2**40))
-    mask = tm.StochasticPositionMask(None, heads, columns, kind=kind, gated=gated, seed=seed, **options)
+    mask = tm.StochasticPositionMask(
+        None, num_heads=heads, num_realizations=columns, kind=kind, gated=gated, seed=seed, **options
+    )
     mask.graph = plain.graph
     with torch.no_grad():
         for parameter in mask.parameters():

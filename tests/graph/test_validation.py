@@ -136,3 +136,17 @@ def test_names_of_nodes_are_to_be_numbered():
         tm.Graph.from_edges([["a", "b"], ["b", "c"], ["c", "d"]])
     names, edges = np.unique([["a", "b"], ["b", "c"], ["c", "d"]], return_inverse=True)
     assert tm.Graph.from_edges(edges, len(names)).num_edges == 3
+
+
+@pytest.mark.parametrize(
+    ("edges", "arrays", "given"),
+    [
+        ([torch.tensor([[0, 1], [1, 2]])], {}, r"\(Tensor\)"),
+        ([[[0, 1], [1, 2]], 3], {}, r"\(list, int\)"),
+        ([], {"edge_index": torch.tensor([[0, 1], [1, 2]])}, r"\(edge_index\)"),
+        ([], {"indptr": [0, 1], "indices": [0]}, r"\(fewer\)"),
+    ],
+)
+def test_the_constructor_called_with_edges_names_what_builds_a_graph(edges, arrays, given):
+    with pytest.raises(ValueError, match=rf"takes all of indptr, .* by name, but got {given}.*tm\.Graph\.from_edges"):
+        tm.Graph(*edges, **arrays)

@@ -194,7 +194,7 @@ def uses(graph: tm.Graph) -> list[Callable[[], Any]]:
         masked(lambda: tm.WalkMask(graph, num_walks=4, max_length=3, symmetric=False, seed=0)),
         masked(lambda: tm.NeighborMask(graph)),
         masked(lambda: tm.PowerSeriesMask(graph, order=3)),
-        masked(lambda: tm.ShortestPathMask(graph, 4)),
+        masked(lambda: tm.ShortestPathMask(graph, num_heads=4)),
         masked(lambda: tm.ForestMask(graph)),
         masked(lambda: tm.DiffusionMask(graph)),
         lambda: tm.random_walks(graph, 3, 4),

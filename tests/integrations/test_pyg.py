@@ -27,7 +27,7 @@ def layer(mask: tm.Mask, **options) -> torch.nn.Module:
 
 
 def walk_mask(**options) -> tm.Mask:
-    return tm.WalkMask(None, 8, 3, num_heads=2, symmetric=False, seed=0, **options)
+    return tm.WalkMask(None, num_walks=8, max_length=3, num_heads=2, symmetric=False, seed=0, **options)
 
 
 @pytest.mark.parametrize("kind", ["linear", "softmax"])

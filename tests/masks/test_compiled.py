@@ -17,14 +17,14 @@ MASKS = {
     "walk": lambda graph: walk_mask(graph, num_heads=2),
     "asymmetric": lambda graph: walk_mask(graph, num_heads=2, symmetric=False),
     "shared heads": lambda graph: walk_mask(graph, num_heads=2, shared_heads=True),
-    "visit": lambda graph: tm.VisitMask(graph, 4, 3, num_heads=2, seed=0, normalize=True).double(),
+    "visit": lambda graph: tm.VisitMask(graph, num_walks=4, max_length=3, num_heads=2, seed=0, normalize=True).double(),
     "neighbor": lambda graph: tm.NeighborMask(graph).double(),
-    "degree": lambda graph: tm.DegreeMask(graph, 2, 3).double(),
+    "degree": lambda graph: tm.DegreeMask(graph, num_heads=2, max_degree=3).double(),
     "prefix": lambda graph: tm.PrefixMask(walk_mask(graph, symmetric=False)),
     "sum": lambda graph: walk_mask(graph, symmetric=False) - 0.5 * tm.NeighborMask(graph).double(),
     "power series": lambda graph: tm.PowerSeriesMask(graph, torch.tensor([[1.0, 0.5]], dtype=torch.float64)),
     "diffusion": lambda graph: tm.DiffusionMask(graph, num_heads=2).double(),
-    "shortest path": lambda graph: tm.ShortestPathMask(graph, 2, 3).double(),
+    "shortest path": lambda graph: tm.ShortestPathMask(graph, num_heads=2, max_distance=3).double(),
 }
 # Compilers look at the gradient of whatever they are given.
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")

@@ -25,7 +25,7 @@ def test_is_the_formula(max_degree):
     degrees = [degree for _, degree in graph.degree]
     assert max(degrees) > 2
     z = random_f(3, max_degree).sigmoid()
-    mask = tm.DegreeMask(tm.Graph.from_networkx(graph), 3, max_degree, z=z)
+    mask = tm.DegreeMask(tm.Graph.from_networkx(graph), num_heads=3, max_degree=max_degree, z=z)
     torch.testing.assert_close(mask.z(), z)
     torch.testing.assert_close(mask.to_dense(), formula(degrees, z))
 

@@ -47,7 +47,7 @@ def exact(graph: tm.Graph, operator: str, time: float) -> torch.Tensor:
 def test_is_the_matrix_exponential(make, operator):
     graph = make()
     times = [1e-9, 0.4, 3.0, 20.0]
-    mask = tm.DiffusionMask(graph, operator, torch.tensor(times, dtype=torch.float64), num_heads=4)
+    mask = tm.DiffusionMask(graph, operator, time=torch.tensor(times, dtype=torch.float64), num_heads=4)
     dense = mask.to_dense()
     for head, time in enumerate(times):
         expected = torch.linalg.matrix_exp(-time * torch.from_numpy(operator_matrix(graph, operator).toarray()))
@@ -70,7 +70,7 @@ def test_products_are_those_of_scipy(operator, dtype, graph, times):
     """With a hub of 1,000 leaves and a time of 50 too, to the rounding of the arithmetic."""
     if operator == "negated_adjacency":
         times = [time / 2 for time in times]
-    mask = tm.DiffusionMask(graph, operator, torch.tensor(times, dtype=torch.float64), num_heads=3).to(dtype)
+    mask = tm.DiffusionMask(graph, operator, time=torch.tensor(times, dtype=torch.float64), num_heads=3).to(dtype)
     x = torch.randn(3, graph.num_nodes, 4, dtype=dtype)
     found = (mask @ x).detach()
     assert found.dtype == dtype
@@ -87,18 +87,18 @@ def test_products_are_those_of_scipy(operator, dtype, graph, times):
 def test_tolerance_bounds_the_error(operator, tolerance):
     graph = tm.grid_graph(12, 12)
     for time in (0.1, 1.0, 10.0):
-        mask = tm.DiffusionMask(graph, operator, time, tolerance=tolerance).double()
-        precise = tm.DiffusionMask(graph, operator, time).double()
+        mask = tm.DiffusionMask(graph, operator, time=time, tolerance=tolerance).double()
+        precise = tm.DiffusionMask(graph, operator, time=time).double()
         eye = torch.eye(144, dtype=torch.float64)[None]
         error = torch.linalg.matrix_norm(mask @ eye - precise @ eye, ord=2)
         growth = math.exp(time * mask.on()._matrix.growth)
         assert error <= tolerance * growth
-        assert mask.on().num_terms[0] < tm.DiffusionMask(graph, operator, time, tolerance=1e-15).on().num_terms[0]
+        assert mask.on().num_terms[0] < tm.DiffusionMask(graph, operator, time=time, tolerance=1e-15).on().num_terms[0]
 
 
 def test_large_times_of_a_star_reach_the_limit():
     """Heat on a star of 1,000 leaves spreads evenly; a matrix exponential in float32 would not tell."""
-    mask = tm.DiffusionMask(star_graph(1000), "laplacian", 50.0)
+    mask = tm.DiffusionMask(star_graph(1000), "laplacian", time=50.0)
     assert mask.on().num_terms[0] < 1000
     out = mask @ torch.eye(1001)[:, :2][None]
     torch.testing.assert_close(out, torch.full_like(out, 1 / 1001), rtol=1e-3, atol=0)
@@ -113,7 +113,7 @@ def test_laplacians_are_those_of_networkx():
         ("normalized_laplacian", nx.normalized_laplacian_matrix(nodes)),
     ):
         expected = torch.linalg.matrix_exp(-0.7 * torch.from_numpy(laplacian.toarray().astype(float)))
-        mask = tm.DiffusionMask(graph, operator, torch.tensor(0.7, dtype=torch.float64))
+        mask = tm.DiffusionMask(graph, operator, time=torch.tensor(0.7, dtype=torch.float64))
         torch.testing.assert_close(mask.to_dense()[0], expected, **EXACT)
     isolated = int(np.flatnonzero(graph.degrees == 0)[0])
     assert float(mask.to_dense().detach()[0, isolated, isolated]) == pytest.approx(1.0)
@@ -121,7 +121,7 @@ def test_laplacians_are_those_of_networkx():
 
 def test_normalized_laplacian_is_the_heat_series():
     graph = tm.grid_graph(4, 5)
-    mask = tm.DiffusionMask(graph, "normalized_laplacian", torch.tensor(0.8, dtype=torch.float64))
+    mask = tm.DiffusionMask(graph, "normalized_laplacian", time=torch.tensor(0.8, dtype=torch.float64))
     series = tm.PowerSeriesMask(graph, tm.series.heat(25, 0.8, dtype=torch.float64))
     torch.testing.assert_close(mask.to_dense(), series.to_dense(), **EXACT)
 
@@ -130,7 +130,7 @@ def test_normalized_laplacian_is_the_heat_series():
 def test_a_batch_is_as_exact_as_its_graphs(operator):
     """A graph with a large spectrum must not cost another its digits, nor decide what counts as nothing."""
     small, large = tm.path_graph(5), tm.Graph.from_edges([(0, 1)], weights=[12.0])
-    whole = tm.DiffusionMask(tm.Graph.batch([small, large]), operator, 2.0)
+    whole = tm.DiffusionMask(tm.Graph.batch([small, large]), operator, time=2.0)
     x = torch.rand(1, 7, 3)
     x[:, 5:] *= 1e6
     alone = whole.on(small) @ x[:, :5]
@@ -149,9 +149,9 @@ def test_a_batch_is_as_exact_as_its_graphs(operator):
 @pytest.mark.parametrize("tolerance", [None, 1e-4])
 def test_noise_bounds_the_error_of_products(operator, graph, tolerance):
     for time in (0.01, 1.0, 4.0):
-        mask = tm.DiffusionMask(graph, operator, time, tolerance=tolerance)
+        mask = tm.DiffusionMask(graph, operator, time=time, tolerance=tolerance)
         x = torch.rand(2, 1, graph.num_nodes, 40) + 0.1
-        precise = tm.DiffusionMask(graph, operator, time).double() @ x.double()
+        precise = tm.DiffusionMask(graph, operator, time=time).double() @ x.double()
         noise = mask.on().product_noise(x)
         # Also for columns that are multiplied in other company, whose sums have another order.
         for found in (mask @ x, torch.cat([mask @ x[..., :3], mask @ x[..., 3:]], dim=-1)):
@@ -167,7 +167,7 @@ def test_queries_that_attend_to_nothing_give_zero(operator):
     graph = tm.Graph.batch([tm.grid_graph(5, 5), tm.grid_graph(4, 4)])
     joined = tm.Graph.from_scipy(graph.to_scipy())
     for whole in (graph, joined):
-        mask = tm.DiffusionMask(whole, operator, 1.5)
+        mask = tm.DiffusionMask(whole, operator, time=1.5)
         q, k, v = (t.requires_grad_() for t in torch.randn(3, 1, 1, 41, 8).unbind())
         padded = torch.arange(41)[None] >= 25
         found = {}
@@ -184,7 +184,7 @@ def test_queries_that_attend_to_nothing_give_zero(operator):
 
 def test_what_drowns_in_noise_is_nothing():
     """On a path of 60 nodes heat from one end is below the rounding errors of float32 at the other."""
-    mask = tm.DiffusionMask(tm.path_graph(60), "laplacian", 3.0)
+    mask = tm.DiffusionMask(tm.path_graph(60), "laplacian", time=3.0)
     q, k, v = torch.rand(3, 1, 1, 60, 4) + 0.1
     padded = torch.arange(60)[None] > 0
     out = tm.masked_attention(q, k, v, mask, strategy="product", key_padding_mask=padded)
@@ -201,13 +201,13 @@ def test_what_drowns_in_noise_is_nothing():
 
 def test_signed_graphs_have_a_magnitude_and_others_are_their_own():
     for operator in OPERATORS:
-        mask = tm.DiffusionMask(signed_graph(), operator, 0.8).double()
+        mask = tm.DiffusionMask(signed_graph(), operator, time=0.8).double()
         assert (mask.to_dense() < 0).any()
         absolute = tm.Graph.from_scipy(abs(signed_graph().to_scipy()))
         torch.testing.assert_close(
-            mask.magnitude().to_dense(), tm.DiffusionMask(absolute, operator, 0.8).double().to_dense(), **EXACT
+            mask.magnitude().to_dense(), tm.DiffusionMask(absolute, operator, time=0.8).double().to_dense(), **EXACT
         )
-        plain = tm.DiffusionMask(ragged_graph(), operator, 0.8).on()
+        plain = tm.DiffusionMask(ragged_graph(), operator, time=0.8).on()
         assert plain.magnitude() is plain
         assert (plain.to_dense() >= 0).all()
 
@@ -215,17 +215,17 @@ def test_signed_graphs_have_a_magnitude_and_others_are_their_own():
 def test_signed_self_loops_count_as_they_should():
     graph = tm.Graph.from_edges([(0, 1), (0, 0), (1, 1)], weights=[1.0, -2.0, 0.5], signed=True)
     for operator in OPERATORS:
-        mask = tm.DiffusionMask(graph, operator, torch.tensor(0.6, dtype=torch.float64))
+        mask = tm.DiffusionMask(graph, operator, time=torch.tensor(0.6, dtype=torch.float64))
         torch.testing.assert_close(mask.to_dense()[0], exact(graph, operator, 0.6), **EXACT)
         assert (mask.magnitude().to_dense() >= mask.to_dense().abs()).all()
 
 
 def test_on_another_graph_and_copies():
-    mask = tm.DiffusionMask(ragged_graph(), "laplacian", torch.tensor([0.5, 2.0]).double(), num_heads=2)
+    mask = tm.DiffusionMask(ragged_graph(), "laplacian", time=torch.tensor([0.5, 2.0]).double(), num_heads=2)
     dense = mask.on(tm.grid_graph(3, 3)).to_dense()
     torch.testing.assert_close(dense[1], exact(tm.grid_graph(3, 3), "laplacian", 2.0), **EXACT)
     assert torch.autograd.grad(dense[0].trace(), mask.log_time)[0].tolist()[0] < 0
-    free = tm.DiffusionMask(None, "laplacian", torch.tensor([0.5, 2.0]).double(), num_heads=2)
+    free = tm.DiffusionMask(None, "laplacian", time=torch.tensor([0.5, 2.0]).double(), num_heads=2)
     assert torch.equal(free.on(tm.grid_graph(3, 3)).to_dense(), dense)
     with pytest.raises(ValueError, match="no default graph"):
         free.by_walks()
@@ -243,7 +243,7 @@ def test_on_another_graph_and_copies():
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_stays_finite_and_close(dtype):
-    mask = tm.DiffusionMask(tm.grid_graph(6, 6), "laplacian", [1.0, 4.0], num_heads=2)
+    mask = tm.DiffusionMask(tm.grid_graph(6, 6), "laplacian", time=[1.0, 4.0], num_heads=2)
     x = 100 * torch.rand(2, 36, 3)
     half = mask.to(dtype) @ x.to(dtype)
     assert half.dtype == dtype
@@ -257,8 +257,8 @@ def test_learning_finds_the_time():
     """Gradient steps on the logarithm recover the time that made the data, though the terms change on the way."""
     graph = tm.grid_graph(6, 6)
     x = torch.randn(1, 36, 8, dtype=torch.float64)
-    target = tm.DiffusionMask(graph, "laplacian", 3.0).double() @ x
-    mask = tm.DiffusionMask(graph, "laplacian", 0.2).double()
+    target = tm.DiffusionMask(graph, "laplacian", time=3.0).double() @ x
+    mask = tm.DiffusionMask(graph, "laplacian", time=0.2).double()
     first = mask.on().num_terms
     exactly = {"tolerance_grad": 1e-14, "tolerance_change": 1e-16}
     optimizer = torch.optim.LBFGS(mask.parameters(), max_iter=50, line_search_fn="strong_wolfe", **exactly)
@@ -276,7 +276,7 @@ def test_learning_finds_the_time():
 
 def test_compiled_products_follow_the_time():
     """The number of terms is not part of a compiled graph: a time that has grown is obeyed, or refused."""
-    mask = tm.DiffusionMask(ragged_graph(), "negated_adjacency", 0.1).double()
+    mask = tm.DiffusionMask(ragged_graph(), "negated_adjacency", time=0.1).double()
     x = torch.randn(1, 11, 3, dtype=torch.float64)
     torch._dynamo.reset()
     run = torch.compile(mask, fullgraph=True, backend="aot_eager")
@@ -295,9 +295,9 @@ def test_compiled_products_follow_the_time():
 
 
 def test_what_grows_too_large_is_refused():
-    mask = tm.DiffusionMask(star_graph(1000), "negated_adjacency", 2.5)
+    mask = tm.DiffusionMask(star_graph(1000), "negated_adjacency", time=2.5)
     assert (mask @ torch.rand(1, 1001, 2)).isfinite().all()
-    big = tm.DiffusionMask(star_graph(1000), "negated_adjacency", 3.0)
+    big = tm.DiffusionMask(star_graph(1000), "negated_adjacency", time=3.0)
     for run in (lambda: big @ torch.rand(1, 1001, 2), big.to_dense):
         with pytest.raises(ValueError, match=r"exp\(94\.87\).*eigenvalues of T reach down to -31\.62"):
             run()
@@ -305,7 +305,7 @@ def test_what_grows_too_large_is_refused():
 
 def test_nothing_of_size_n_squared():
     """A product on 2^17 nodes: N x N would take 137 GB."""
-    mask = tm.DiffusionMask(tm.path_graph(2**17), "laplacian", 0.5)
+    mask = tm.DiffusionMask(tm.path_graph(2**17), "laplacian", time=0.5)
     x = torch.ones(1, 2**17, 2, requires_grad=True)
     out = mask @ x
     torch.testing.assert_close(out.detach(), torch.ones(1, 2**17, 2))
@@ -350,7 +350,7 @@ def test_walks_estimate_the_kernel_without_bias(operator, symmetric):
     graph, time = ragged_graph(), 0.6
     truth = functionals(exact(graph, operator, time))
     # Heads walk independently of each other.
-    mask = tm.DiffusionMask(graph, operator, time, num_heads=NUM_SAMPLES)
+    mask = tm.DiffusionMask(graph, operator, time=time, num_heads=NUM_SAMPLES)
     walks = mask.by_walks(4, 24, symmetric=symmetric, seed=0, coupling="iid")
     found = torch.stack([functionals(dense) for dense in walks.to_dense().double().detach()])
     error, spread = found.mean(0) - truth, found.std(0) / NUM_SAMPLES**0.5
@@ -368,7 +368,7 @@ def test_walks_estimate_the_kernel_without_bias(operator, symmetric):
 def test_walks_come_close_to_the_kernel(operator):
     """Relative Frobenius error on a grid: small, and smaller with more walkers."""
     graph = tm.grid_graph(8, 8)
-    mask = tm.DiffusionMask(graph, operator, [0.5, 1.0], num_heads=2)
+    mask = tm.DiffusionMask(graph, operator, time=[0.5, 1.0], num_heads=2)
     precise = mask.to_dense().detach()
 
     def error(num_walks: int) -> torch.Tensor:
@@ -385,7 +385,7 @@ def test_walks_come_close_to_the_kernel(operator):
 def test_default_length_of_walks_leaves_little_out(operator, symmetric):
     """The series that walks estimate, in exact arithmetic, is within 1e-3 of the kernel."""
     graph = tm.grid_graph(5, 5)
-    mask = tm.DiffusionMask(graph, operator, 2.0).double()
+    mask = tm.DiffusionMask(graph, operator, time=2.0).double()
     walks = mask.by_walks(1, seed=0, symmetric=symmetric)
     f = walks.f.detach()[0]
     alpha = tm.convolve(f) if symmetric else f
@@ -399,13 +399,13 @@ def test_default_length_of_walks_leaves_little_out(operator, symmetric):
 def test_walks_on_batches_and_signed_graphs():
     batch = ragged_batch()
     for operator in OPERATORS:
-        walks = tm.DiffusionMask(batch, operator, 0.5).by_walks(3000, seed=0)
+        walks = tm.DiffusionMask(batch, operator, time=0.5).by_walks(3000, seed=0)
         assert walks.graph.num_graphs == batch.num_graphs
         assert np.array_equal(walks.graph.ids, batch.ids)
         torch.testing.assert_close(
             walks.to_dense()[0].double(), exact(batch, operator, 0.5), rtol=0, atol=0.02, check_dtype=False
         )
-        signed = tm.DiffusionMask(signed_graph(), operator, 0.5).by_walks(3000, seed=0)
+        signed = tm.DiffusionMask(signed_graph(), operator, time=0.5).by_walks(3000, seed=0)
         torch.testing.assert_close(
             signed.to_dense()[0].double(), exact(signed_graph(), operator, 0.5), rtol=0, atol=0.03
         )

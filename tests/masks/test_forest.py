@@ -22,7 +22,7 @@ def test_entries_are_functions_of_networkx_distances():
     other = nx.from_scipy_sparse_array(graph.to_scipy())
     found = dict(nx.all_pairs_dijkstra_path_length(other))
     distances = torch.tensor([[found[i].get(j, torch.inf) for j in range(12)] for i in range(12)])
-    mask = tm.ForestMask(graph, 2, rate=torch.tensor([[0.3], [1.1]]), weighted=True)
+    mask = tm.ForestMask(graph, num_heads=2, rate=torch.tensor([[0.3], [1.1]]), weighted=True)
     expected = torch.exp(-torch.tensor([0.3, 1.1])[:, None, None] * distances)
     torch.testing.assert_close(mask.to_dense(), expected)
     torch.testing.assert_close(mask @ torch.eye(12).expand(2, 12, 12), expected)
@@ -171,10 +171,10 @@ def test_moves_to_another_forest():
 def test_built_on_no_device_and_loaded_later(options):
     with torch.device("meta"):
         mask = tm.ForestMask(
-            tm.path_graph(6), 2, **{k: v.to("meta") if k == "table" else v for k, v in options.items()}
+            tm.path_graph(6), num_heads=2, **{k: v.to("meta") if k == "table" else v for k, v in options.items()}
         )
     assert all(parameter.is_meta for parameter in mask.parameters())
-    real = tm.ForestMask(tm.path_graph(6), 2, **options)
+    real = tm.ForestMask(tm.path_graph(6), num_heads=2, **options)
     mask.to_empty(device="cpu").load_state_dict(real.state_dict())
     assert torch.equal(mask.to_dense(), real.to_dense())
     assert torch.equal(mask @ torch.ones(2, 6, 3), real @ torch.ones(2, 6, 3))
@@ -194,7 +194,10 @@ def test_half_precision_goes_through_float32(options):
 
 def test_compiles():
     q, k, v = torch.randn(3, 1, 2, 20, 4)
-    for mask in (tm.ForestMask(random_tree(20), 2), tm.ForestMask(random_tree(20), 2, table=torch.rand(2, 9))):
+    for mask in (
+        tm.ForestMask(random_tree(20), num_heads=2),
+        tm.ForestMask(random_tree(20), num_heads=2, table=torch.rand(2, 9)),
+    ):
         eager = lambda q, m=mask: tm.masked_attention(q, k, v, m, strategy="product")  # noqa: E731
         run = torch.compile(eager, fullgraph=True, backend="aot_eager")
         torch.testing.assert_close(run(q), eager(q))

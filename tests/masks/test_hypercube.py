@@ -8,7 +8,7 @@ import topomask as tm
 
 @pytest.mark.parametrize("dim", [0, 1, 2, 5, 6, 7])
 def test_is_the_exponential_of_the_laplacian(dim):
-    mask = tm.HypercubeMask(dim, 2, rate=torch.tensor([0.2, 1.5], dtype=torch.float64))
+    mask = tm.HypercubeMask(dim, num_heads=2, rate=torch.tensor([0.2, 1.5], dtype=torch.float64))
     adjacency = torch.from_numpy(tm.hypercube_graph(dim).adjacency("none").toarray())
     laplacian = adjacency.sum(dim=1).diag() - adjacency
     expected = torch.linalg.matrix_exp(-mask.rate[:, None, None] * laplacian)
@@ -53,9 +53,9 @@ def test_precisions(dtype):
 
 
 def test_copies_and_saved_parameters():
-    mask = tm.HypercubeMask(4, 2, rate=[0.1, 0.9])
+    mask = tm.HypercubeMask(4, num_heads=2, rate=[0.1, 0.9])
     assert torch.equal(copy.deepcopy(mask).to_dense(), mask.to_dense())
-    other = tm.HypercubeMask(4, 2)
+    other = tm.HypercubeMask(4, num_heads=2)
     other.load_state_dict(mask.state_dict())
     assert torch.equal(other.to_dense(), mask.to_dense())
     torch.testing.assert_close(mask.rate, torch.tensor([0.1, 0.9]))
@@ -75,7 +75,7 @@ def test_nothing_of_size_n_squared():
 def test_compiles_without_a_break():
     torch.manual_seed(0)
     torch._dynamo.reset()
-    mask = tm.HypercubeMask(6, 2).double()
+    mask = tm.HypercubeMask(6, num_heads=2).double()
     x = torch.randn(2, 2, 64, 3, dtype=torch.float64)
     run = torch.compile(mask, fullgraph=True, backend="aot_eager")
     found = []
@@ -92,7 +92,7 @@ def test_bad_arguments_are_named():
         with pytest.raises(ValueError, match="dim"):
             tm.HypercubeMask(dim)
     with pytest.raises(ValueError, match="num_heads"):
-        tm.HypercubeMask(3, 0)
+        tm.HypercubeMask(3, num_heads=0)
     for rate in (0.0, -1.0, torch.inf, [1.0, 2.0]):
         with pytest.raises(ValueError, match="rate"):
             tm.HypercubeMask(3, rate=rate)

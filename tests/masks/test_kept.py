@@ -266,9 +266,9 @@ def test_layers_under_checkpoints_share_an_operator(name, made):
 
 GRAPH_MASKS = {
     "walk": lambda graph: walk_mask(graph, num_heads=2),
-    "visit": lambda graph: tm.VisitMask(graph, 4, 3, seed=0).double(),
+    "visit": lambda graph: tm.VisitMask(graph, num_walks=4, max_length=3, seed=0).double(),
     "neighbor": lambda graph: tm.NeighborMask(graph).double(),
-    "degree": lambda graph: tm.DegreeMask(graph, 2, 3, z=random_f(2, 3).sigmoid()),
+    "degree": lambda graph: tm.DegreeMask(graph, num_heads=2, max_degree=3, z=random_f(2, 3).sigmoid()),
     "all pairs": lambda graph: tm.AllPairsMask(graph).double(),
     "prefix": lambda graph: tm.PrefixMask(walk_mask(graph)),
     "sum": lambda graph: walk_mask(graph, symmetric=False) - 0.5 * tm.NeighborMask(graph).double(),
@@ -349,7 +349,7 @@ def test_parameters_that_no_operator_is_made_of_are_not_looked_at():
 @pytest.mark.parametrize(
     ("mask", "setting", "value"),
     [
-        (lambda graph: tm.VisitMask(graph, 4, 3, seed=0), "normalize", True),
+        (lambda graph: tm.VisitMask(graph, num_walks=4, max_length=3, seed=0), "normalize", True),
         (lambda graph: tm.PrefixMask(tm.NeighborMask(graph)), "num_prefix", 2),
         (lambda graph: tm.DiffusionMask(graph, time=3.0), "tolerance", 0.3),
         (lambda graph: tm.NeighborMask(graph), "default_normalizer", "signed"),

@@ -97,8 +97,8 @@ def test_nothing_of_the_size_of_the_whole_mask_is_formed():
 
 def test_plans_of_sparse_factors():
     video = tm.KroneckerMask(
-        tm.WalkMask(tm.path_graph(16), 4, 2, symmetric=False, seed=0),
-        tm.WalkMask(tm.grid_graph(24, 24), 4, 2, symmetric=False, seed=0),
+        tm.WalkMask(tm.path_graph(16), num_walks=4, max_length=2, symmetric=False, seed=0),
+        tm.WalkMask(tm.grid_graph(24, 24), num_walks=4, max_length=2, symmetric=False, seed=0),
     )
     for kernel in ("linear", "softmax"):
         assert tm.plan_attention(video, 64, 64, kernel=kernel).strategy == "pairs"
@@ -111,7 +111,7 @@ def test_plans_of_sparse_factors():
 def test_a_small_factor_that_is_not_sparse_is_written_out():
     """Softmax attention on a film of 16 frames under an exact mask in time and walks in space."""
     time = tm.PowerSeriesMask(tm.path_graph(16), tm.series.heat(4))
-    space = tm.WalkMask(tm.grid_graph(24, 24), 4, 2, symmetric=False, seed=0)
+    space = tm.WalkMask(tm.grid_graph(24, 24), num_walks=4, max_length=2, symmetric=False, seed=0)
     film = tm.KroneckerMask(time, space)
     pairs = len(film.on().entries().pattern.columns)
     assert film.on().cost().max_pairs == 16 * 16 * space.on().cost().max_pairs == pairs
@@ -135,8 +135,10 @@ def test_entries_of_several_heads_are_bounded_closely():
 def test_tile_work_is_about_that_of_the_pattern():
     from topomask.ops.pair_attention import estimate_tiles
 
-    time = tm.WalkMask(tm.path_graph(6), 8, 4, symmetric=False, seed=0)
-    mask = tm.KroneckerMask(time, tm.WalkMask(tm.grid_graph(16, 16), 20, 6, symmetric=False, seed=0))
+    time = tm.WalkMask(tm.path_graph(6), num_walks=8, max_length=4, symmetric=False, seed=0)
+    mask = tm.KroneckerMask(
+        time, tm.WalkMask(tm.grid_graph(16, 16), num_walks=20, max_length=6, symmetric=False, seed=0)
+    )
     guessed, found = mask.on().cost().tiles, estimate_tiles(mask.on().entries().pattern, None)
     assert guessed is not None
     assert found is not None

@@ -19,20 +19,20 @@ from topomask.walks.recipe import WalkRecipe
 
 
 def walk_mask(**options) -> tm.WalkMask:
-    return tm.WalkMask(None, 4, 3, num_heads=2, seed=7, symmetric=False, **options)
+    return tm.WalkMask(None, num_walks=4, max_length=3, num_heads=2, seed=7, symmetric=False, **options)
 
 
 MAKERS = {
     "asymmetric": walk_mask,
-    "symmetric": lambda: tm.WalkMask(None, 4, 3, num_heads=2, seed=7),
+    "symmetric": lambda: tm.WalkMask(None, num_walks=4, max_length=3, num_heads=2, seed=7),
     "shared heads": lambda: walk_mask(shared_heads=True),
-    "visits": lambda: tm.VisitMask(None, 4, 3, num_heads=2, seed=7, normalize=True),
+    "visits": lambda: tm.VisitMask(None, num_walks=4, max_length=3, num_heads=2, seed=7, normalize=True),
     "diffusion": lambda: tm.DiffusionMask(None, num_heads=2),
     "neighbor": lambda: tm.NeighborMask(),
     "all pairs": lambda: tm.AllPairsMask(),
-    "degree": lambda: tm.DegreeMask(None, 2, 3),
+    "degree": lambda: tm.DegreeMask(None, num_heads=2, max_degree=3),
     "power series": lambda: tm.PowerSeriesMask(None, torch.tensor([[1.0, 0.5], [1.0, -0.2]])),
-    "shortest path": lambda: tm.ShortestPathMask(None, 2, 3),
+    "shortest path": lambda: tm.ShortestPathMask(None, num_heads=2, max_distance=3),
     "prefix": lambda: tm.PrefixMask(walk_mask()),
     "sum": lambda: tm.SumMask([walk_mask(), tm.NeighborMask(), MAKERS["diffusion"]()]),
 }
@@ -230,7 +230,7 @@ def test_walks_that_no_mask_has_any_more_are_let_go(graphs):
 
 
 def test_walks_on_a_default_graph_are_let_go_when_they_are_drawn_anew(graphs):
-    mask = tm.WalkMask(graphs[1], 4, 3, seed=0)
+    mask = tm.WalkMask(graphs[1], num_walks=4, max_length=3, seed=0)
     gone = [weakref.ref(mask.on()._record), weakref.ref(mask.walks[0])]
     mask.resample(1)
     gc.collect()
@@ -243,7 +243,7 @@ def test_walks_on_a_default_graph_are_let_go_when_they_are_drawn_anew(graphs):
 
 # Masks whose patterns are derived from one another, or from themselves.
 DERIVING = {name: lambda make=make: [make()] for name, make in MAKERS.items()} | {
-    "shared walks": lambda: [tm.WalkMask(None, 4, 3, seed=7, shared_walks=True)],
+    "shared walks": lambda: [tm.WalkMask(None, num_walks=4, max_length=3, seed=7, shared_walks=True)],
     "both orders": lambda: [walk_mask() + tm.NeighborMask(), tm.NeighborMask() + walk_mask()],
 }
 
@@ -268,23 +268,23 @@ def test_patterns_that_were_derived_go_with_their_graph(name):
 def test_masks_with_walks_given_can_be_pickled_and_share_their_record(graphs):
     graph = graphs[1]
     walks = walk_mask().sample(graph)
-    masks = [tm.WalkMask(graph, 4, 3, num_heads=2, symmetric=False, walks=walks) for _ in range(2)]
+    masks = [tm.WalkMask(graph, num_walks=4, max_length=3, num_heads=2, symmetric=False, walks=walks) for _ in range(2)]
     assert masks[0].seed != masks[1].seed
     assert masks[0].on()._record is masks[1].on()._record
     other = pickle.loads(pickle.dumps(masks[0]))
     assert torch.equal(other.to_dense(), masks[0].to_dense())
     with pytest.raises(ValueError, match="max_length"):
-        tm.WalkMask(graph, 4, 2, num_heads=2, symmetric=False, walks=walks)
+        tm.WalkMask(graph, num_walks=4, max_length=2, num_heads=2, symmetric=False, walks=walks)
 
 
 def test_pickled_graphs_are_as_small_as_new_ones(graphs):
     before = len(pickle.dumps(graphs[3]))
-    tm.WalkMask(graphs[3], 4, 3)
+    tm.WalkMask(graphs[3], num_walks=4, max_length=3)
     assert len(pickle.dumps(graphs[3])) == before
 
 
 def test_graphs_that_a_mask_cannot_be_on_are_refused_and_change_nothing(graphs):
-    mask = tm.WalkMask(graphs[1], 4, 3, seed=0)
+    mask = tm.WalkMask(graphs[1], num_walks=4, max_length=3, seed=0)
     before = mask.to_dense()
     directed = tm.Graph.from_edges([(0, 1)], directed=True)
     for graph, message in (("abc", "must be a topomask.Graph, but is a str"), (directed, "symmetric=False")):

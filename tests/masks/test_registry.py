@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import topomask as tm
-from topomask.masks.registry import MASKS, ON_GRAPHS
+from topomask.masks.registry import CLASS_NAMES, MASKS, ON_GRAPHS
 from topomask.models import GraphMaskOptions
 from topomask.models.graph_masks import GRAPH_MASKS, layer_masks, options_of
 from topomask.pictures.named_graphs import BUILDERS, load_graph
@@ -80,3 +80,19 @@ def test_nothing_heavy_is_imported():
     environment = os.environ | {"PYTHONPATH": str(Path(tm.__file__).parents[1])}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("name", CLASS_NAMES)
+def test_sizes_are_passed_by_name(name):
+    """The second argument of a mask is a number of walks here, of heads there: nobody may have to remember which."""
+    kind = getattr(tm, name)
+    first, *options = inspect.signature(kind).parameters.values()
+    sizes = [
+        option.name for option in options if "int" in str(option.annotation) and option.kind != option.KEYWORD_ONLY
+    ]
+    assert sizes == (["num_prefix"] if name == "PrefixMask" else []), first
+    if options and all(option.kind == option.KEYWORD_ONLY for option in options):
+        with pytest.raises(
+            TypeError, match=rf"{name} takes its options by name, such as num_heads=4, but got 4 without"
+        ):
+            kind(None, 4)

@@ -41,7 +41,7 @@ def test_entries_are_the_weights_of_distances(make, max_distance):
     weights = random_f(2, max_distance)
     dist = distances(tm.Graph.from_scipy(abs(graph.to_scipy()), directed=graph.directed))
     expected = weights[:, dist.clamp(max=max_distance).long()] * dist.isfinite()
-    mask = tm.ShortestPathMask(graph, 2, max_distance, initial=weights)
+    mask = tm.ShortestPathMask(graph, num_heads=2, max_distance=max_distance, initial=weights)
     torch.testing.assert_close(mask.to_dense(), expected)
 
 
@@ -72,7 +72,7 @@ def test_biases_are_added_to_the_scores_of_softmax_attention(make, dtype):
     torch.manual_seed(0)
     graph = make()
     biases = (3 * random_f(2, 4)).to(dtype)
-    mask = tm.ShortestPathMask(graph, 2, 4, initial=biases, bias=True)
+    mask = tm.ShortestPathMask(graph, num_heads=2, max_distance=4, initial=biases, bias=True)
     operator = mask.on()
     assert operator.magnitude() is operator
     q, k, v = (x.requires_grad_() for x in torch.randn(3, 2, 2, graph.num_nodes, 5, dtype=dtype).unbind())

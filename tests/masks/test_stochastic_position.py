@@ -113,7 +113,7 @@ def test_other_graphs_are_refused(graph):
 
 
 def test_masks_differ_by_default_and_agree_by_seed():
-    first, second = (tm.StochasticPositionMask(8, 2) for _ in range(2))
+    first, second = (tm.StochasticPositionMask(8, num_heads=2) for _ in range(2))
     assert first.seed != second.seed
     assert torch.equal(position_mask(8, 2).to_dense(), position_mask(8, 2).to_dense())
     dense = position_mask(8, 2).to_dense()
@@ -259,14 +259,17 @@ def test_masks_made_of_it_divide_by_the_plain_sum_too():
 
 
 def test_costs():
-    mask = tm.StochasticPositionMask(100, 2, 16, num_sines=3)
+    mask = tm.StochasticPositionMask(100, num_heads=2, num_realizations=16, num_sines=3)
     cost = mask.on().cost()
     assert cost.product == 2 * 2 * 100 * 16
     assert cost.dense == 2 * 100 * 100 * 16
     assert cost.refresh == 2 * 2 * 100 * 16 * 6
     with torch.no_grad():
         assert mask.on().cost().refresh == 0
-    assert tm.plan_attention(tm.StochasticPositionMask(2**15, 1, 8), 16, 16).strategy == "product"
+    assert (
+        tm.plan_attention(tm.StochasticPositionMask(2**15, num_heads=1, num_realizations=8), 16, 16).strategy
+        == "product"
+    )
 
 
 def test_bad_arguments_are_named():

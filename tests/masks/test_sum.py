@@ -204,8 +204,8 @@ def test_entries_are_kept_until_something_changes():
 
 
 def test_compiled_sums_notice_new_walks():
-    inner = tm.WalkMask(tm.cycle_graph(8), 1, 1, seed=0, symmetric=False)
-    mask = inner - 0.5 * tm.WalkMask(tm.cycle_graph(8), 1, 1, seed=5, symmetric=False)
+    inner = tm.WalkMask(tm.cycle_graph(8), num_walks=1, max_length=1, seed=0, symmetric=False)
+    mask = inner - 0.5 * tm.WalkMask(tm.cycle_graph(8), num_walks=1, max_length=1, seed=5, symmetric=False)
     q, k, v = torch.randn(3, 1, 1, 8, 4)
     torch._dynamo.reset()
     run = torch.compile(

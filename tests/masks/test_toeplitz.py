@@ -57,9 +57,9 @@ def test_nodes_are_numbered_as_in_the_grid_graph():
 def test_functions_of_distance(shape, distance, order):
     where = places(shape).double()
     lengths = torch.linalg.vector_norm(where - where[:, None], ord=order, dim=-1)
-    decay = tm.ToeplitzMask(shape, 2, distance=distance, f=tm.ExponentialDecay(2, rate=[0.3, 2.0])).double()
+    decay = tm.ToeplitzMask(shape, num_heads=2, distance=distance, f=tm.ExponentialDecay(2, rate=[0.3, 2.0])).double()
     torch.testing.assert_close(decay.to_dense(), torch.exp(-decay.f.rate[:, None, None] * lengths))
-    default = tm.ToeplitzMask(shape, 2, distance=distance).double()
+    default = tm.ToeplitzMask(shape, num_heads=2, distance=distance).double()
     torch.testing.assert_close(default.to_dense()[1], 1 / (1 + lengths), rtol=1e-6, atol=0)
     assert default.weight.shape == (2, len(default.distances))
     assert (default.distances.diff() > 0).all()
@@ -67,16 +67,16 @@ def test_functions_of_distance(shape, distance, order):
 
 
 def test_free_entries_start_by_euclidean_distance():
-    free, table = tm.ToeplitzMask((3, 4), 2), tm.ToeplitzMask((3, 4), 2, distance="l2")
+    free, table = tm.ToeplitzMask((3, 4), num_heads=2), tm.ToeplitzMask((3, 4), num_heads=2, distance="l2")
     assert torch.equal(free.to_dense(), table.to_dense())
-    positive = tm.ToeplitzMask((3, 4), 2, positive=True)
+    positive = tm.ToeplitzMask((3, 4), num_heads=2, positive=True)
     torch.testing.assert_close(positive.to_dense(), free.to_dense())
 
 
 def test_given_values_are_where_learning_starts():
     b = torch.arange(1.0, 6.0)
     for options in ({}, {"positive": True}):
-        mask = tm.ToeplitzMask(3, 2, f=b, **options)
+        mask = tm.ToeplitzMask(3, num_heads=2, f=b, **options)
         torch.testing.assert_close(mask.to_dense()[1], torch.tensor([[3.0, 4, 5], [2, 3, 4], [1, 2, 3]]))
     table = tm.ToeplitzMask(3, distance="linf", f=torch.tensor([[5, 6, 7]]))
     assert table.to_dense()[0, 0].tolist() == [5.0, 6.0, 7.0]
@@ -87,7 +87,7 @@ def test_causal_masks_see_no_later_key():
         dense = tm.ToeplitzMask(5, causal=True, **options).to_dense()[0]
         assert (dense.triu(1) == 0).all()
         assert (dense[torch.ones(5, 5).tril() > 0] > 0).all()
-    assert tm.ToeplitzMask(5, 2, causal=True).weight.shape == (2, 5)
+    assert tm.ToeplitzMask(5, num_heads=2, causal=True).weight.shape == (2, 5)
     given = tm.ToeplitzMask(3, causal=True, f=torch.tensor([1.0, 2.0, 3.0])).to_dense()[0]
     assert given.tolist() == [[3, 0, 0], [2, 3, 0], [1, 2, 3]]
 
@@ -275,10 +275,10 @@ def test_copies_and_saved_parameters():
     assert set(tm.ToeplitzMask(4, distance="l2").state_dict()) == {"weight"}
     assert set(tm.ToeplitzMask(4, distance="l2", f=tm.ExponentialDecay()).state_dict()) == {"f.log_rate"}
     with torch.device("meta"):
-        shell = tm.ToeplitzMask((3, 4), 2, distance="l2")
+        shell = tm.ToeplitzMask((3, 4), num_heads=2, distance="l2")
     assert shell.weight.is_meta
-    shell.to_empty(device="cpu").load_state_dict(tm.ToeplitzMask((3, 4), 2, distance="l2").state_dict())
-    assert torch.equal(shell.to_dense(), tm.ToeplitzMask((3, 4), 2, distance="l2").to_dense())
+    shell.to_empty(device="cpu").load_state_dict(tm.ToeplitzMask((3, 4), num_heads=2, distance="l2").state_dict())
+    assert torch.equal(shell.to_dense(), tm.ToeplitzMask((3, 4), num_heads=2, distance="l2").to_dense())
 
 
 def test_the_spectrum_is_computed_once(monkeypatch):
@@ -343,7 +343,7 @@ def test_bad_arguments_are_named():
         with pytest.raises(ValueError, match="shape"):
             tm.ToeplitzMask(shape)
     with pytest.raises(ValueError, match="num_heads"):
-        tm.ToeplitzMask(3, 0)
+        tm.ToeplitzMask(3, num_heads=0)
     with pytest.raises(ValueError, match="sequences"):
         tm.ToeplitzMask((3, 3), causal=True)
     with pytest.raises(ValueError, match="sequences"):
@@ -351,7 +351,7 @@ def test_bad_arguments_are_named():
     with pytest.raises(ValueError, match="`distance` must be None or one of"):
         tm.ToeplitzMask(3, distance="l3")
     with pytest.raises(ValueError, match=r"shape \[5\] or \[2, 5\], but has shape .*one number per offset"):
-        tm.ToeplitzMask(3, 2, f=torch.ones(3))
+        tm.ToeplitzMask(3, num_heads=2, f=torch.ones(3))
     with pytest.raises(ValueError, match=r"shape \[3\] or \[1, 3\], but has shape .*one number per distinct distance"):
         tm.ToeplitzMask(3, distance="l1", f=torch.ones(5))
     with pytest.raises(ValueError, match="must be positive"):
@@ -361,7 +361,7 @@ def test_bad_arguments_are_named():
     with pytest.raises(ValueError, match=r"which needs `distance`\. Pass distance="):
         tm.ToeplitzMask(3, f=tm.ExponentialDecay())
     with pytest.raises(ValueError, match=r"\[3, num_heads=2\]"):
-        tm.ToeplitzMask(3, 2, distance="l1", f=tm.ExponentialDecay(3)).to_dense()
+        tm.ToeplitzMask(3, num_heads=2, distance="l1", f=tm.ExponentialDecay(3)).to_dense()
     with pytest.raises(ValueError, match="one parameter per offset"):
         _ = tm.ToeplitzMask(3).distances
     for rate in (0.0, [1.0, 2.0], -1.0):

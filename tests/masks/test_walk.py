@@ -38,12 +38,12 @@ def test_is_the_product_of_its_features():
 def test_many_walkers_approach_the_power_series():
     graph = ragged_graph()
     f = torch.tensor([1.0, -0.6, 0.4], dtype=torch.float64)
-    symmetric = tm.WalkMask(graph, 3000, 2, f=f, seed=0).double()
+    symmetric = tm.WalkMask(graph, num_walks=3000, max_length=2, f=f, seed=0).double()
     torch.testing.assert_close(
         symmetric.to_dense(), tm.PowerSeriesMask(graph, tm.convolve(f)).to_dense(), rtol=0, atol=0.01
     )
     for any_graph in (graph, directed_graph()):
-        asymmetric = tm.WalkMask(any_graph, 3000, 2, f=f, seed=0, symmetric=False).double()
+        asymmetric = tm.WalkMask(any_graph, num_walks=3000, max_length=2, f=f, seed=0, symmetric=False).double()
         torch.testing.assert_close(
             asymmetric.to_dense(), tm.PowerSeriesMask(any_graph, f).to_dense(), rtol=0, atol=0.01
         )
@@ -189,7 +189,7 @@ def test_nothing_is_sampled_on_the_meta_device():
     meta = copy.deepcopy(mask).to("meta")
     assert meta.modulation.weight.is_meta
     with torch.device("meta"):
-        built = tm.WalkMask(ragged_graph(), 6, 3, seed=1)
+        built = tm.WalkMask(ragged_graph(), num_walks=6, max_length=3, seed=1)
     for empty in (meta, built):
         state = mask.state_dict()
         assert set(empty.state_dict()) == set(state)

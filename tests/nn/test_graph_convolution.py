@@ -63,7 +63,7 @@ def test_an_unknown_aggregation_is_refused():
 @pytest.mark.parametrize("shape", [(1, 2), (9, 2), (1, 5, 2)])
 def test_tokens_of_other_nodes_are_refused(shape):
     with pytest.raises(
-        ValueError, match=r"`x` must have shape \[num_nodes=5, C\], but has shape \(.*Pass one row per node"
+        ValueError, match=r"`x` must have shape \[num_nodes=5, in_features=2\], but has shape \(.*Pass one row per node"
     ):
         tm.nn.GraphConvolution(2, 2)(torch.ones(shape), tm.cycle_graph(5))
 

@@ -62,7 +62,7 @@ def test_compiled_attention_takes_batches_of_any_size(name, attend):
 
 def test_compiled_masks_notice_new_walks():
     """Also where the new pattern happens to have as many entries as the old one."""
-    inner = tm.WalkMask(tm.cycle_graph(8), 1, 1, seed=0, symmetric=False)
+    inner = tm.WalkMask(tm.cycle_graph(8), num_walks=1, max_length=1, seed=0, symmetric=False)
     mask = tm.PrefixMask(inner)
     q, k, v = torch.randn(3, 1, 1, 9, 4)
     torch._dynamo.reset()

@@ -39,7 +39,7 @@ def test_graphs_are_trained_on_and_measured_on_the_test_fold(tmp_path, recipe):
     found = experiment.measure(result)
     assert {"accuracy", "loss", "val_accuracy", "val_step"} <= found.keys()
     assert found["val_accuracy"] == result.best["accuracy"]
-    loaded = load_run(tmp_path / "run")
+    loaded = load_run(str(tmp_path / "run"))
     assert loaded.evaluate("test")["accuracy"] == pytest.approx(found["accuracy"])
     assert (loaded.experiment.model.in_features, loaded.experiment.model.num_classes) == (1, 2)
 

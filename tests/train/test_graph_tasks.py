@@ -46,6 +46,22 @@ def test_a_model_with_the_wrong_readout_is_named():
         NodeClassification().loss(replace(config, readout="mean").build(), nodes.batch("train"))
 
 
+def test_other_batches_name_what_makes_them(tmp_path):
+    """Such as those of PyG's loaders, or a set that was not split into batches."""
+    found, model = graphs(4, 0), MODEL.build()
+    for data in (found, [object()], [found.batch([0]), torch.ones(1)]):
+        for use in (
+            lambda data=data: train.evaluate(model, data, GraphClassification()),
+            lambda data=data: train.run(CONFIG, MODEL.build, data, GraphClassification(), tmp_path),
+        ):
+            with pytest.raises(
+                ValueError, match=r"of type GraphBatch, but one is a .*data\.GraphBatches.*GraphSet.from_"
+            ):
+                use()
+    with pytest.raises(ValueError, match=r"of type NodeBatch, but one is a GraphBatch.*\[node_set\.batch\('train'\)\]"):
+        train.evaluate(model, [found.batch([0])], NodeClassification())
+
+
 def graphs(count: int, seed: int) -> GraphSet:
     """Stars and paths of many sizes, told apart by the largest degree alone."""
     sizes = torch.randint(4, 9, (count,), generator=torch.Generator().manual_seed(seed)).tolist()

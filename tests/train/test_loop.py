@@ -54,6 +54,26 @@ def test_a_model_learns_and_the_best_is_kept(done):
     assert read_checkpoint(find_checkpoint(folder)).info["step"] == result.best["step"]
 
 
+def test_a_result_is_evaluated_with_its_best_weights(done):
+    result, _ = done
+    valid, test = (training.make_data(20, shuffle=False, seed=seed) for seed in (1, 2))
+    state = {name: value.clone() for name, value in result.model.named_parameters()}
+    assert result.evaluate(valid) == {name: result.best[name] for name in ("loss", "accuracy")}
+    assert result.evaluate(valid, best=False) == result.metrics
+    assert result.best["step"] != result.step, "the two differ"
+    assert set(result.evaluate(test)) == {"loss", "accuracy"}
+    assert all(torch.equal(value, state[name]) for name, value in result.model.named_parameters())
+
+
+def test_a_run_that_was_never_evaluated_has_its_last_weights(tmp_path):
+    valid = training.make_data(20, shuffle=False, seed=1)
+    result = training.run(tmp_path, replace(training.CONFIG, epochs=1), valid=None)
+    assert result.evaluate(valid) == evaluate(result.model, valid, Classification())
+    # In a later session.
+    again = training.run(tmp_path, replace(training.CONFIG, epochs=1), valid=None, resume=True)
+    assert again.evaluate(valid) == result.evaluate(valid)
+
+
 def test_a_new_head_is_fine_tuned_from_a_checkpoint(done, tmp_path):
     _, folder = done
     stored = read_checkpoint(find_checkpoint(folder)).weights
@@ -371,3 +391,27 @@ def test_a_task_of_ones_own(tmp_path):
     lines = read_metrics(tmp_path / "metrics.jsonl")
     assert all(line["error"] == pytest.approx(line["loss"], rel=1e-6) for line in lines)
     assert to_dict(config)["epochs"] == 2
+
+
+def test_arguments_in_each_others_place_are_named(tmp_path):
+    data = training.make_data(8)
+    right = dict(config=training.CONFIG, build=training.Tiny, data=data, task=Classification())
+    for wrong, message in (
+        (dict(config=training.Tiny()), r"`config` must be a TrainConfig, but is a Tiny. Pass, .*TrainConfig\(epochs"),
+        (dict(config=data), r"`config` must be a TrainConfig, but is a Batches"),
+        (dict(build=training.Tiny()), r"`build` must be a function .*, but is a Tiny. Pass, .*lambda: Tiny\(\.\.\.\)"),
+        (dict(build=data), r"`build` must be a function .*, but is a Batches"),
+        (dict(build=lambda: 1), "`build` must return a torch.nn.Module, but returned a int"),
+        (dict(data=iter(())), "`data` must be a list of batches or an Epochs, but is a tuple_iterator"),
+        (dict(task=Classification), "`task` must be a Task, but is a ABCMeta"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            run(**right | wrong, folder=tmp_path)
+    # Nothing was trained, so the folder is free.
+    assert run(**right, folder=tmp_path).step > 0
+
+
+def test_a_run_that_failed_in_its_first_step_does_not_occupy_the_folder(tmp_path):
+    with pytest.raises(ValueError, match="not enough values"):
+        run(training.CONFIG, training.Tiny, [(torch.ones(1),)], Classification(), tmp_path)
+    assert run(training.CONFIG, training.Tiny, training.make_data(8), Classification(), tmp_path).step > 0

@@ -43,7 +43,7 @@ ABSURD = {
 @pytest.mark.parametrize("save_walks", [False, True])
 @pytest.mark.parametrize(("changes", "message"), ABSURD.values(), ids=list(ABSURD))
 def test_absurd_settings_are_refused(changes, message, save_walks):
-    mask = tm.WalkMask(tm.path_graph(4), 2, 2, seed=0, save_walks=save_walks)
+    mask = tm.WalkMask(tm.path_graph(4), num_walks=2, max_length=2, seed=0, save_walks=save_walks)
     before = mask.on().to_dense()
     state = mask.state_dict()
     state["_extra_state"] = with_header(state["_extra_state"], **changes)
@@ -68,8 +68,8 @@ def test_the_limit_is_raised_by_name(monkeypatch):
     for draw in (
         lambda: tm.sample_features(graph, 11, 3),
         lambda: tm.random_walks(graph, 11, 3),
-        lambda: tm.WalkMask(graph, 11, 3),
-        lambda: tm.VisitMask(graph, 11, 3),
+        lambda: tm.WalkMask(graph, num_walks=11, max_length=3),
+        lambda: tm.VisitMask(graph, num_walks=11, max_length=3),
         lambda: tm.DiffusionMask(graph).by_walks(11, 3),
     ):
         with pytest.raises(ValueError, match=r"33 steps .* at most 30. .* TOPOMASK_MAX_WALK_STEPS"):

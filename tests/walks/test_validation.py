@@ -84,7 +84,7 @@ def test_walks_by_hand_agree_on_all_routes():
     expected = torch.tensor([[[0, 0, 0], [1 - 20, 30, 40], [5, 0, 0]], [[0, 0, 600], [0, 0, 0], [0, 0, 0]]]).double()
     assert torch.equal(walks.to_dense(f), expected)
     graph = tm.path_graph(3)
-    mask = tm.WalkMask(graph, 1, 1, 2, symmetric=False, f=f, walks=walks).double()
+    mask = tm.WalkMask(graph, num_walks=1, max_length=1, num_heads=2, symmetric=False, f=f, walks=walks).double()
     x = torch.randn(2, 3, 4, dtype=torch.float64)
     torch.testing.assert_close(mask.on().to_dense(), expected)
     torch.testing.assert_close(mask @ x, expected @ x)
@@ -128,7 +128,7 @@ def test_nobody_can_write_to_walks(write, make_copy):
 def test_masks_do_not_notice_what_is_written_to_copies(num_heads, given, write):
     graph = tm.path_graph(4)
     walks = tm.sample_features(graph, 4, 2, num_heads=num_heads) if given else None
-    mask = tm.WalkMask(graph, 4, 2, num_heads, symmetric=False, seed=0, walks=walks)
+    mask = tm.WalkMask(graph, num_walks=4, max_length=2, num_heads=num_heads, symmetric=False, seed=0, walks=walks)
     x = torch.randn(1, num_heads, 4, 3)
     expected = tm.masked_attention(x, x, x, mask)
     write((mask.walks if walks is None else walks).columns, 10**6)

@@ -9,10 +9,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from topomask.attention.inputs import Tokens, prepare
-from topomask.graph import Graph
 from topomask.graph.input import check_nodes
 from topomask.masks.entries import PairSums
-from topomask.masks.mask import Mask
+from topomask.masks.mask import Mask, not_a_mask
 from topomask.masks.operator import Operator
 from topomask.ops.quotient import Attended, to_precision
 from topomask.ops.sparse_heads import join_heads
@@ -27,10 +26,7 @@ def make_operator(mask: Mask | Operator, query_nodes: Any, key_nodes: Any) -> Op
         operator = mask
         operator._check_unchanged()
     else:
-        raise ValueError(
-            f"`mask` must be a topomask.Mask or an operator from mask.on(graph), but is a {type(mask).__name__}. "
-            + ("Build one: tm.WalkMask(graph)." if isinstance(mask, Graph) else "Wrap a matrix in DenseMask.")
-        )
+        raise not_a_mask(mask, "topomask.Mask or an Operator")
     if query_nodes is None and key_nodes is None:
         return operator
     queries = None if query_nodes is None else check_nodes(query_nodes, operator.num_queries, "query_nodes")

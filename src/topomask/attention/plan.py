@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import torch
 
 from topomask.attention import costs
-from topomask.masks.mask import Mask
+from topomask.masks.mask import Mask, not_a_mask
 from topomask.masks.operator import MAX_KEPT_ENTRIES, Cost, Operator
 from topomask.ops import dense_attention
 from topomask.support.checks import check_choice
@@ -116,7 +116,7 @@ def plan_attention(
         'dense'
     """
     if not isinstance(mask, (Mask, Operator)):
-        raise ValueError(f"`mask` must be a topomask.Mask or an Operator, but is a {type(mask).__name__}.")
+        raise not_a_mask(mask, "topomask.Mask or an Operator")
     operator = mask.on() if isinstance(mask, Mask) else mask
     check_choice("kernel", kernel, get_args(Kernel))
     check_choice("strategy", strategy, get_args(Strategy))

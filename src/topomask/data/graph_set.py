@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import zipfile
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple, Self, final, overload
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
@@ -13,6 +16,7 @@ from topomask.data.batches import ShardedEpochs
 from topomask.data.checks import check_finite, check_labels, class_numbers
 from topomask.data.degrees import DegreeInput, degree_features
 from topomask.graph import Graph
+from topomask.support.files import write_atomically
 
 
 class GraphBatch(NamedTuple):
@@ -132,6 +136,54 @@ class GraphSet(Dataset[tuple[Graph, Tensor, int]]):
         last = [features[0].shape[1] - 1] if degree == "log" else []
         names = [str(number) for number in range(int(labels.max()) + 1)]
         return cls(name, graphs, features, labels, names, [*quantities, *last]).standardized()
+
+    def save(self, file: str | Path) -> None:
+        """Write an archive for :func:`topomask.data.tu_dataset` and ``topomask train graphs``, in TUDataset's format.
+
+        Features are saved as they are here; read them with ``attributes=True`` (``--data.attributes True``), which
+        standardises all of them. Names of classes are not saved, and classes without a graph are left out.
+
+        Args:
+            file: ``tudataset/<name>.zip`` in the data root.
+
+        Example:
+            >>> import tempfile, topomask as tm
+            >>> found = GraphSet("two", [tm.path_graph(2)] * 2, [torch.rand(2, 3)] * 2, torch.tensor([0, 1]), "ab")
+            >>> with tempfile.TemporaryDirectory() as root:
+            ...     found.save(Path(root) / "tudataset" / "mine.zip")
+            ...     tm.data.tu_dataset("mine", root, attributes=True)
+            GraphSet('mine', 2 graphs of 2.0 nodes, 3 features, 2 classes)
+        """
+        file = Path(file)
+        if file.suffix != ".zip":
+            raise ValueError(f"`file` must end in .zip, but is {file}. Save to tudataset/{self.name}.zip.")
+        edges = [graph.to_edge_index()[0] for graph in self.graphs]
+        for number, (graph, ends) in enumerate(zip(self.graphs, edges, strict=True)):
+            loops = bool((ends[0] == ends[1]).any())
+            if graph.directed or graph.num_graphs > 1 or loops or (graph.weights != 1).any():
+                raise ValueError(
+                    f"Graph {number} of {self.name} must be a single undirected graph without weights and self-loops "
+                    "to be saved: the file format cannot store anything else."
+                )
+        if not sum(ends.numel() for ends in edges) or not self.num_features:
+            raise ValueError(f"{self.name} must have at least one edge and one feature to be saved.")
+        sizes = np.array([graph.num_nodes for graph in self.graphs])
+        starts = np.cumsum(sizes) - sizes
+        tables = {
+            "A": np.concatenate([ends.numpy().T + start for ends, start in zip(edges, starts, strict=True)]) + 1,
+            "graph_indicator": np.repeat(np.arange(len(self)) + 1, sizes),
+            "graph_labels": self.labels.cpu().numpy(),
+            "node_attributes": torch.cat(self.features).detach().cpu().numpy(),
+        }
+
+        def write(path: Path) -> None:
+            # Not compressed: readers refuse archives that grow a lot.
+            with zipfile.ZipFile(path, "w") as archive:
+                for kind, table in tables.items():
+                    with archive.open(f"{file.stem}/{file.stem}_{kind}.txt", "w", force_zip64=True) as text:
+                        np.savetxt(text, table, "%d" if table.dtype.kind == "i" else "%.9g", ", ")
+
+        write_atomically(file, write)
 
     @property
     def num_features(self) -> int:
@@ -257,6 +309,11 @@ class GraphBatches(ShardedEpochs):
     def __init__(
         self, dataset: GraphSet, batch_size: int, *, seed: int = 0, shuffle: bool = True, min_graphs: int = 1
     ) -> None:
+        if not isinstance(dataset, GraphSet):
+            raise ValueError(
+                f"`dataset` must be a GraphSet, but is a {type(dataset).__name__}. Convert PyG's data with "
+                "GraphSet.from_pyg(name, dataset)."
+            )
         super().__init__(len(dataset), batch_size, seed, shuffle)
         if not 1 <= min_graphs <= batch_size:
             raise ValueError(f"`min_graphs` must lie in [1, batch_size={batch_size}], but is {min_graphs}.")

@@ -24,7 +24,7 @@ from topomask.support.checks import check_choice
 Normalization = Literal["sym", "row", "none"]
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@dataclass(frozen=True, eq=False, repr=False, init=False)
 class Graph:
     r"""A graph whose nodes are the tokens of a transformer.
 
@@ -70,12 +70,18 @@ class Graph:
     num_nodes: int = field(init=False)
     _records: Records = field(init=False)
 
-    def __post_init__(self) -> None:
+    def __init__(self, *edges: Any, **arrays: Any) -> None:
         # Only for arrays from users: builders call `_trusted`.
         from topomask.graph.validation import checked_fields
 
-        given = {entry.name: getattr(self, entry.name) for entry in fields(self) if entry.init}
-        self.__setstate__(checked_fields(**given))
+        *needed, _, _ = known = [entry.name for entry in fields(self) if entry.init]
+        if edges or not set(needed) <= arrays.keys() <= set(known):
+            given = ", ".join([type(each).__name__ for each in edges] + [name for name in arrays if name not in known])
+            raise ValueError(
+                f"Graph(...) takes all of {', '.join(needed)} by name, but got ({given or 'fewer'}). Build graphs "
+                "with tm.Graph.from_edges(edges, num_nodes), from_pyg, from_networkx or from_scipy."
+            )
+        self.__setstate__(checked_fields(**arrays))
 
     @classmethod
     def _trusted(cls, **arrays: Any) -> Self:

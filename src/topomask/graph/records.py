@@ -6,9 +6,10 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, is_dataclass
-from functools import partial
+from functools import partial, wraps
 from itertools import count
 from typing import TYPE_CHECKING, Any, ClassVar, Self
+from uuid import uuid4
 from weakref import WeakKeyDictionary, WeakValueDictionary, ref
 
 import torch
@@ -145,6 +146,52 @@ def _prepare(number: Tensor, name: str) -> None:
     The result is not used. ``number`` must be a tensor: anything else would specialise the code to this graph.
     """
     getattr(_live[int(number)], name)
+
+
+@dataclass(frozen=True)
+class _FunctionRecipe(Recipe):
+    by_precision = True
+    function: Callable[[Graph], Any] = field(repr=False)
+    # Functions may look alike.
+    key: str = field(default_factory=lambda: uuid4().hex)
+
+    def make(self, graph: Graph, device: torch.device, dtype: torch.dtype) -> Any:
+        result = self.function(graph)
+        if not isinstance(result, Tensor | tuple | dict) and not is_dataclass(result):
+            name = getattr(self.function, "__name__", "The function")
+            raise ValueError(
+                f"`{name}` must return a tensor, or a tuple, dict or dataclass of tensors, but returned a "
+                f"{type(result).__name__}. Convert an array with torch.tensor."
+            )
+        return map_tensors(result, lambda x: x.to(device, dtype if x.is_floating_point() else x.dtype))
+
+
+def per_graph(function: Callable[[Graph], Any]) -> Callable[..., Any]:
+    """Decorate a function of a graph, for masks of one's own, so that it is called once per graph.
+
+    The function takes a graph, or a batch of graphs, and returns tensors: one, or a tuple, dict or dataclass of them.
+    It may use NumPy and SciPy, also in a mask that is compiled. The decorated function also takes the precision of
+    floating tensors and the device, as in ``function(graph, *mask.kind)``. Results live as long as the graph and the
+    function; do not write to them.
+
+    Example:
+        >>> import torch, topomask as tm
+        >>> @tm.per_graph
+        ... def hubs(graph):
+        ...     print("computing")
+        ...     return torch.tensor(graph.degrees > 2)
+        >>> graph = tm.grid_graph(2, 3)
+        >>> hubs(graph), hubs(graph)
+        computing
+        (tensor([False,  True, False, False,  True, False]), tensor([False,  True, False, False,  True, False]))
+    """
+    recipe = _FunctionRecipe(function).shared()
+
+    @wraps(function)
+    def find(graph: Graph, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu") -> Any:
+        return find_record(graph, recipe, torch.device(device), dtype)
+
+    return find
 
 
 def as_traced(record: Any) -> Any:

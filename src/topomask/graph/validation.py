@@ -15,7 +15,7 @@ from topomask.ops.derived import plainly
 
 
 def checked_fields(
-    indptr: Any, indices: Any, directed: bool, num_graphs: int, parts: Any, **arrays: Any
+    indptr: Any, indices: Any, directed: bool, num_graphs: int = 1, parts: Any = (), **arrays: Any
 ) -> dict[str, Any]:
     """Return the fields of a graph with its arrays copied and converted, or raise a ValueError."""
     if not isinstance(directed, (bool, np.bool_)):

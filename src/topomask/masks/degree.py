@@ -47,7 +47,7 @@ class DegreeMask(GraphMask):
     """
 
     def __init__(
-        self, graph: Graph | None = None, num_heads: int = 1, max_degree: int = 64, *, z: Tensor | None = None
+        self, graph: Graph | None = None, *, num_heads: int = 1, max_degree: int = 64, z: Tensor | None = None
     ) -> None:
         check_integer("num_heads", num_heads, 1)
         check_integer("max_degree", max_degree, 0)

@@ -77,9 +77,9 @@ class DiffusionMask(GraphMask):
         self,
         graph: Graph | None = None,
         operator: GraphMatrix = "laplacian",
+        *,
         time: float | Sequence[float] | Tensor = 1.0,
         num_heads: int = 1,
-        *,
         tolerance: float | None = None,
     ) -> None:
         super().__init__(graph, num_heads)
@@ -143,9 +143,9 @@ class DiffusionMask(GraphMask):
         f = (powers if negated else powers - rates[:, None]).exp().to(self.log_time)
         return WalkMask(
             graph,
-            num_walks,
-            max_length,
-            self.num_heads,
+            num_walks=num_walks,
+            max_length=max_length,
+            num_heads=self.num_heads,
             normalization="none" if negated else "sym",
             symmetric=symmetric,
             f=f,

@@ -70,8 +70,8 @@ class ForestMask(GraphMask):
     def __init__(
         self,
         graph: Graph | None = None,
-        num_heads: int = 1,
         *,
+        num_heads: int = 1,
         num_terms: int = 1,
         rate: float | Tensor | None = None,
         table: Tensor | None = None,
@@ -110,13 +110,12 @@ class ForestMask(GraphMask):
             self.coefficients = nn.Parameter(torch.full_like(start, 1.0 / self.num_terms))
 
     @classmethod
-    def from_graph(cls, graph: Graph, num_heads: int = 1, **options: Any) -> Self:
+    def from_graph(cls, graph: Graph, **options: Any) -> Self:
         """Return the mask on a minimum spanning forest of a graph.
 
         Args:
             graph: An undirected graph with positive weights.
-            num_heads: Heads.
-            **options: Other arguments of :class:`ForestMask`.
+            **options: Other arguments of :class:`ForestMask`, such as ``num_heads``.
         """
         if not isinstance(graph, Graph):
             raise not_a_graph(graph)
@@ -131,7 +130,7 @@ class ForestMask(GraphMask):
         indptr, indices = both.indptr.astype(np.int64), both.indices.astype(np.int64)
         degrees = np.asarray(both.sum(axis=1)).ravel()
         forest = replace(graph, indptr=indptr, indices=indices, weights=both.data, degrees=degrees, parts=())
-        return cls(forest, num_heads, **options)
+        return cls(forest, **options)
 
     def _check_growth(self, record: _Forest) -> None:
         """Raise if entries would overflow."""

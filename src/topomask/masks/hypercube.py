@@ -49,7 +49,7 @@ class HypercubeMask(Mask):
     takes_graph = False
     _shown = ("dim", "num_heads")
 
-    def __init__(self, dim: int, num_heads: int = 1, *, rate: float | Sequence[float] | Tensor = 0.5) -> None:
+    def __init__(self, dim: int, *, num_heads: int = 1, rate: float | Sequence[float] | Tensor = 0.5) -> None:
         check_integer("dim", dim, 0)
         start = positive_per_head("rate", rate, num_heads)
         super().__init__(num_heads=int(num_heads))

@@ -41,7 +41,7 @@ class LearnedFeatureMask(Mask):
 
     takes_graph = False
 
-    def __init__(self, num_nodes: int, num_features: int | None = None, num_heads: int = 1) -> None:
+    def __init__(self, num_nodes: int, *, num_features: int | None = None, num_heads: int = 1) -> None:
         num_features = num_nodes if num_features is None else num_features
         for name, size in (("num_nodes", num_nodes), ("num_features", num_features), ("num_heads", num_heads)):
             check_integer(name, size, 1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import wraps
+from inspect import getfullargspec
 from typing import Any, Self
 from weakref import WeakSet
 
@@ -117,7 +118,8 @@ class Mask(nn.Module, ABC):
             raise self._takes_no_walks()
         graph = self._graph if graph is None else graph
         if graph is None:
-            raise ValueError(f"{type(self).__name__} has no default graph. Build it with one, or call mask.on(graph).")
+            fix = "Build it with one, or call mask.on(graph) or layer(x, graph)."
+            raise ValueError(f"{type(self).__name__} has no default graph. {fix}")
         if not isinstance(graph, Graph):
             raise not_a_graph(graph)
         return graph
@@ -126,7 +128,10 @@ class Mask(nn.Module, ABC):
         return ValueError(f"`walks` was given, but {type(self).__name__} does not use walks. Leave it out.")
 
     def _takes_no_graph(self) -> ValueError:
-        return ValueError(f"{type(self).__name__} does not take a graph. Build a new mask for other tokens.")
+        return ValueError(
+            f"`graph` was given, but {type(self).__name__} does not take a graph. Leave it out, or build a new mask "
+            "for other tokens."
+        )
 
     def to_dense(self) -> Tensor:
         """Return M on the default graph as a dense tensor, [H, N_q, N_k], for small graphs and tests."""
@@ -204,6 +209,16 @@ class Mask(nn.Module, ABC):
         return ", ".join([str(self._graph), *settings] if self.takes_graph else settings)
 
 
+def not_a_mask(value: object, expected: str = "topomask.Mask") -> ValueError:
+    """The error for a value given where a mask is expected."""
+    fix = "Wrap a matrix in DenseMask."
+    if isinstance(value, Graph):
+        fix = "Build one: tm.WalkMask(graph)."
+    elif isinstance(value, Operator):
+        fix = "Pass the mask itself, and the graph to the layer: layer(x, graph)."
+    return ValueError(f"`mask` must be a {expected}, but is a {type(value).__name__}. {fix}")
+
+
 def _add(first: Any, second: Any, sign: float = 1.0) -> Mask:
     from topomask.masks.sum import SumMask
 
@@ -217,8 +232,16 @@ def _add(first: Any, second: Any, sign: float = 1.0) -> Mask:
 
 
 def _outside_inference_mode(method: Callable[..., None]) -> Callable[..., None]:
+    takes = getfullargspec(method)
+
     @wraps(method)
     def run(self: Any, *arguments: Any, **options: Any) -> None:
+        extra = arguments[len(takes.args) - 1 :]
+        if extra and takes.varargs is None:
+            raise TypeError(
+                f"{type(self).__name__} takes its options by name, such as num_heads=4, but got "
+                f"{', '.join(f'{each!r:.20}' for each in extra)} without a name."
+            )
         if not torch.is_inference_mode_enabled():
             method(self, *arguments, **options)
             return

@@ -81,9 +81,9 @@ class ShortestPathMask(GraphMask):
     def __init__(
         self,
         graph: Graph | None = None,
+        *,
         num_heads: int = 1,
         max_distance: int | None = None,
-        *,
         boundaries: Sequence[float] | None = None,
         initial: Tensor | None = None,
         unreachable: float | None = None,

@@ -71,9 +71,9 @@ class StochasticPositionMask(SeededModule, GraphMask):
     def __init__(
         self,
         num_nodes: int | None = None,
+        *,
         num_heads: int = 1,
         num_realizations: int | None = 64,
-        *,
         kind: Kind = "sine",
         num_sines: int | None = None,
         kernel_size: int | None = None,

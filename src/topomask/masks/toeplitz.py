@@ -92,7 +92,7 @@ class ToeplitzMask(Mask):
         >>> mask = tm.ToeplitzMask((8, 8), num_heads=2)
         >>> mask.weight.shape, (mask @ torch.randn(2, 64, 16)).shape
         (torch.Size([2, 15, 15]), torch.Size([2, 64, 16]))
-        >>> decay = tm.ToeplitzMask((8, 8), 2, distance="l1", f=tm.ExponentialDecay(num_heads=2))
+        >>> decay = tm.ToeplitzMask((8, 8), num_heads=2, distance="l1", f=tm.ExponentialDecay(num_heads=2))
 
     References:
         Choromanski et al. (2022); Luo et al. (2021), *Stable, fast and accurate: kernelized attention with relative
@@ -106,8 +106,8 @@ class ToeplitzMask(Mask):
     def __init__(
         self,
         shape: int | Sequence[int],
-        num_heads: int = 1,
         *,
+        num_heads: int = 1,
         distance: Distance | None = None,
         f: Tensor | nn.Module | None = None,
         positive: bool = False,

@@ -57,10 +57,10 @@ class VisitMask(WalkingMask):
     def __init__(
         self,
         graph: Graph | None = None,
+        *,
         num_walks: int = 20,
         max_length: int = 10,
         num_heads: int = 1,
-        *,
         halt_prob: float = 0.0,
         coupling: Coupling = "repelling",
         shared_walks: bool = True,

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from topomask.attention.inputs import check_features
 from topomask.graph import Graph
-from topomask.models.graph_transformer import check_features
 from topomask.nn import MLP, GraphReadout, SparseRows
 from topomask.nn.dropout import Dropout, drop
 from topomask.nn.readout import Readout

@@ -9,9 +9,8 @@ from typing import Any, Literal, Self, get_args
 
 from torch import Tensor, nn
 
-from topomask.attention.inputs import FeatureMap
+from topomask.attention.inputs import FeatureMap, check_features
 from topomask.graph import Graph
-from topomask.graph.input import not_a_graph
 from topomask.masks.mask import Mask
 from topomask.masks.operator import Normalizer, Operator
 from topomask.models.graph_masks import GraphMaskOptions, MaskFactory, layer_masks
@@ -271,19 +270,6 @@ PRESETS: dict[str, dict[str, Any]] = {
     "softmax": {"mask": "all", "kind": "softmax"},
     "mlp": {"mask": "none", "local": "none"},
 }
-
-
-def check_features(x: Tensor | SparseRows, graph: Graph, in_features: int) -> None:
-    """Raise a ValueError unless there is a graph, and one row of features for each of its nodes."""
-    if not isinstance(graph, Graph):
-        raise not_a_graph(graph)
-    if x.shape != (graph.num_nodes, in_features):
-        raise ValueError(
-            f"`x` must have shape [num_nodes={graph.num_nodes}, in_features={in_features}], but has shape "
-            f"{tuple(x.shape)}. Pass one row per node of `graph`, which may be a batch of graphs."
-        )
-    if isinstance(x, Tensor) and not x.is_floating_point():
-        raise ValueError(f"`x` must have a floating dtype, but has {x.dtype}. Pass x.float(), or one-hot categories.")
 
 
 def _check_statistics(name: str, norm: nn.Module, count: int, unit: str, fix: str) -> None:

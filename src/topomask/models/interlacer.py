@@ -16,6 +16,7 @@ from topomask.masks.registry import known_name
 from topomask.models.encoder import init_linear
 from topomask.models.neighbors import AnchorNeighbors, NeighborLayer, WalkNeighbors
 from topomask.nn import MLP, Attention, TransformerBlock
+from topomask.nn.sparse_rows import apply_linear
 from topomask.support.checks import check_choice, check_options, check_sizes
 from topomask.support.config import Options, build_model, fields_of
 
@@ -131,7 +132,7 @@ class Interlacer(nn.Module):
             # The contents of padding may be NaN, which must affect neither results nor gradients.
             positions, features = (x.masked_fill(padding[..., None], 0.0) for x in (positions, features))
         around = self.look_around(positions, padding)
-        x = self.embedding(torch.cat([positions, features], dim=-1))
+        x = apply_linear(self.embedding, torch.cat([positions, features], dim=-1))
         for layer, block in enumerate(self.blocks):
             x = block(x, key_padding_mask=padding)
             if self.neighbors:

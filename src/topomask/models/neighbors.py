@@ -122,7 +122,7 @@ class WalkNeighbors(_SettledLayer):
                     f"{num_walks:,} walks per particle, more than {_MAX_DEFAULT_WALKS:,}. Set num_walks; with fewer "
                     "walks, the mask is an estimate."
                 )
-        mask = WalkMask(None, num_walks, num_hops, normalization="row", symmetric=False, seed=seed)
+        mask = WalkMask(None, num_walks=num_walks, max_length=num_hops, normalization="row", symmetric=False, seed=seed)
         self.attention = MaskedAttention(dim, 1, mask)
 
     def find(self, positions: Tensor, padding: Tensor | None) -> Graph:

@@ -9,10 +9,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from topomask.attention import feature_maps
-from topomask.attention.inputs import FeatureMap, padding_rows
+from topomask.attention.inputs import FeatureMap, check_tokens, padding_rows
 from topomask.attention.linear import linear_attention, masked_attention
 from topomask.attention.plan import Strategy
-from topomask.masks.mask import Mask
+from topomask.masks.mask import Mask, not_a_mask
 from topomask.masks.operator import Normalizer, Operator
 from topomask.support.checks import check_choice, check_probabilities, check_sizes
 
@@ -61,8 +61,9 @@ class HeadProjections(nn.Module, ABC):
         """The current probability of dropping a pair: 0 in evaluation."""
         return self.dropout if self.training else 0.0
 
-    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def project(self, x: Tensor, num_tokens: int | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """Project tokens [..., N, C] to queries [..., H, N, D], and to keys and values [..., H_kv, N, D]."""
+        check_tokens(x, self.query, num_tokens)
         heads = ((self.query, self.num_heads), (self.key, self.num_kv_heads), (self.value, self.num_kv_heads))
         q, k, v = (project(x).unflatten(-1, (count, -1)).transpose(-2, -3) for project, count in heads)
         return q, k, v
@@ -194,9 +195,7 @@ class MaskedAttention(HeadProjections):
     ) -> None:
         super().__init__(dim, num_heads, num_kv_heads, kind, feature_map, dropout, bias)
         if not isinstance(mask, Mask):
-            raise ValueError(
-                f"`mask` must be a topomask.Mask, but is a {type(mask).__name__}. Wrap a matrix in DenseMask."
-            )
+            raise not_a_mask(mask)
         normalizers, strategies = get_args(Normalizer), get_args(Strategy)
         if kind == "softmax":
             # Exponentials must be normalised, and need the entries of the mask.
@@ -205,7 +204,9 @@ class MaskedAttention(HeadProjections):
         check_choice("normalizer", used, normalizers, f" for kind={kind!r}")
         check_choice("strategy", strategy, strategies, f" for kind={kind!r}")
         if mask.num_heads not in (1, num_heads):
-            raise ValueError(f"`mask` must have one head or {num_heads}, but has {mask.num_heads}.")
+            raise ValueError(
+                f"`mask` must have one head or {num_heads}, but has {mask.num_heads}. Build it with `num_heads`."
+            )
         self.normalizer: Normalizer | None = normalizer
         self.strategy: Strategy = strategy
         self.mask = mask
@@ -230,7 +231,7 @@ class MaskedAttention(HeadProjections):
 
     def attend(self, x: Tensor, operator: Operator, key_padding_mask: Tensor | None = None) -> Tensor:
         """Attend with an operator ``layer.mask.on(graph)``, which several layers may share."""
-        q, k, v = self.project(x)
+        q, k, v = self.project(x, operator.num_keys)
         options: dict[str, Any] = {
             "normalizer": self.normalizer,
             "strategy": self.strategy,

@@ -7,6 +7,8 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from topomask.attention.inputs import check_tokens
+
 
 class TransformerBlock(nn.Module):
     """A pre-norm transformer block: attention, then an MLP, each with a norm and a residual connection.
@@ -34,9 +36,10 @@ class TransformerBlock(nn.Module):
         self.attention_norm, self.attention = attention_norm, attention
         self.mlp_norm, self.mlp = mlp_norm, mlp
 
-    def forward(self, x: Tensor, **options: Any) -> Tensor:
-        """Map tokens to tokens; ``options`` such as ``key_padding_mask`` are passed to the attention."""
-        x = x + self.attention(self.attention_norm(x), **options)
+    def forward(self, x: Tensor, *context: Any, **options: Any) -> Tensor:
+        """Map tokens to tokens; a graph, and options such as ``key_padding_mask``, are passed to the attention."""
+        check_tokens(x, self.attention_norm)
+        x = x + self.attention(self.attention_norm(x), *context, **options)
         return x + self.mlp(self.mlp_norm(x))
 
 
@@ -60,4 +63,5 @@ class MLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map tokens [..., C] to tokens [..., C]."""
+        check_tokens(x, self.hidden)
         return self.out(F.gelu(self.hidden(x)))

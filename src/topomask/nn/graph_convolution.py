@@ -10,6 +10,7 @@ import scipy.sparse as sp
 import torch
 from torch import Tensor, nn
 
+from topomask.attention.inputs import check_features, check_tokens
 from topomask.graph import Graph
 from topomask.graph.records import Recipe, SparseMatrix, find_record
 from topomask.ops.sparse_product import make_pattern
@@ -52,11 +53,8 @@ class GraphConvolution(nn.Module):
 
     def forward(self, x: Tensor, graph: Graph) -> Tensor:
         """Convolve tokens [N, C] on a graph, or on a batch of graphs."""
-        if x.ndim != 2 or len(x) != graph.num_nodes:
-            raise ValueError(
-                f"`x` must have shape [num_nodes={graph.num_nodes}, C], but has shape {tuple(x.shape)}. Pass one row "
-                "per node of the graph."
-            )
+        check_features(x, graph, self.linear.in_features)
+        check_tokens(x, self.linear)
         matrix = find_record(graph, _RECIPES[self.aggregation], x.device, torch.float32)
         out = matrix.multiply(self.linear(x))
         return out + self.bias if self.root is None else out + self.root(x) + self.bias

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from topomask.attention.inputs import check_tokens
 from topomask.support.checks import check_sizes
 
 
@@ -75,6 +76,8 @@ class MessagePassing(nn.Module):
         Returns:
             Updates, [N, C].
         """
+        check_tokens(x, self.sender)
+        check_tokens(positions, self.offset, name="positions")
         anchors, neighbors, nearest = lists
         senders = self.sender(x) + self.offset(positions)
         receivers = self.receiver(x[anchors]) - self.offset(positions[anchors])

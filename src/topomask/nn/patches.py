@@ -8,6 +8,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from topomask.attention.inputs import check_tokens
+
 
 class PatchEmbedding(nn.Module):
     """Cut images or videos into patches and map each patch to a token, like a strided convolution.
@@ -43,7 +45,9 @@ class PatchEmbedding(nn.Module):
         # [B, channels, grid, patch, grid, patch, ...] to [B, grid, grid, ..., channels, patch, patch, ...]
         grid, patches = range(2, 2 + 2 * axes, 2), range(3, 3 + 2 * axes, 2)
         x = x.permute(0, *grid, 1, *patches)
-        return self.projection(x.flatten(1 + axes))
+        x = x.flatten(1 + axes)
+        check_tokens(x, self.projection)
+        return self.projection(x)
 
 
 def pair(name: str, size: int | tuple[int, int]) -> tuple[int, int]:

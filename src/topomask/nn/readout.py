@@ -7,6 +7,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor, nn
 
+from topomask.attention.inputs import check_features, check_tokens
 from topomask.graph import Graph
 from topomask.support.checks import check_choice
 
@@ -45,12 +46,14 @@ class GraphReadout(nn.Module):
         """Map tokens [N, C] to graphs [G, C], or return them unchanged."""
         if self.kind == "node":
             return x
+        check_features(x, graph, x.shape[-1])
         groups = graph.groups_on(x.device)
         if groups is None:
             groups = torch.zeros(len(x), dtype=torch.int64, device=x.device)
         # Sums over thousands of nodes need more digits and a larger range than half precision has.
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
         if self.score is not None:
+            check_tokens(x, self.score)
             wide = wide * _softmax(self.score(x).to(wide.dtype), groups, graph.num_graphs)
         sums = wide.new_zeros(graph.num_graphs, x.shape[-1]).index_add(0, groups, wide)
         if self.kind == "mean":

@@ -9,6 +9,7 @@ import scipy.sparse as sp
 import torch
 from torch import Tensor, nn
 
+from topomask.attention.inputs import check_tokens
 from topomask.graph.input import check_scipy
 from topomask.nn.dropout import drop
 from topomask.ops import segments
@@ -104,6 +105,7 @@ def drop_features(x: Tensor | SparseRows, p: float, training: bool) -> Tensor | 
 def apply_linear(linear: nn.Linear, x: Tensor | SparseRows) -> Tensor:
     """Apply a linear layer to dense or sparse features."""
     if not isinstance(x, SparseRows):
+        check_tokens(x, linear)
         return linear(x)
     out = x @ linear.weight.T
     return out if linear.bias is None else out + linear.bias

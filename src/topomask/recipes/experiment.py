@@ -19,8 +19,6 @@ from topomask.train import (
     Result,
     Task,
     TrainConfig,
-    evaluate,
-    find_checkpoint,
     join_processes,
     load_weights,
     plot_run,
@@ -107,10 +105,7 @@ class Experiment(ABC):
         """
         if self.final_split is None:
             return result.metrics
-        fitted = self.fitted()
-        model = fitted.build()
-        load_weights(model, find_checkpoint(result.folder))
-        found = evaluate(model, fitted.batches(self.final_split), fitted.task(), precision=self.train.precision)
+        found = result.evaluate(self.fitted().batches(self.final_split))
         return found | {f"{self.held_out}_{name}": value for name, value in result.best.items()}
 
     def _start_model(self) -> nn.Module:

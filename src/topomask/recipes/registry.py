@@ -72,11 +72,12 @@ class TrainedRun:
         return evaluate(self.model, batches, experiment.task(), precision=experiment.train.precision)
 
 
-def load_run(folder: Path) -> TrainedRun:
-    """Load the model of a run, with the best weights on validation examples, or else with the last ones.
+def load_run(folder: Path | str) -> TrainedRun:
+    """Load the model of a run of ``topomask train``: its best weights on validation examples, or else the last ones.
 
     For a run that was evaluated on the test set, these are the last, since a test set must not select anything.
     """
+    folder = Path(folder)
     experiment = read_experiment(folder)
     path = find_checkpoint(folder, best=experiment.keeps_best)
     checkpoint = read_checkpoint(path)

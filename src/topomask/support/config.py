@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 _Config = TypeVar("_Config")
 _Model = TypeVar("_Model")
+# What the models of different recipes call the choice of their attention.
+_CHOICES = [f"--model.{name}" for name in ("attention", "mask", "neighbors", "layer")]
 _COLOR = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -75,11 +77,14 @@ def read_arguments(kind: Callable[..., Any], arguments: Sequence[str], prog: str
         # Code 0 follows --help.
         if not stop.code:
             raise
-        raise UsageError(f"{_one_line(output.getvalue())} Run {prog} --help.") from None
+    usage = io.StringIO()
+    with contextlib.redirect_stdout(usage), contextlib.suppress(SystemExit):
+        tyro.cli(kind, prog=prog, args=["--help"], use_underscores=True, **how)
+    raise UsageError(f"{_one_line(output.getvalue(), usage.getvalue())} Run {prog} --help.")
 
 
-def _one_line(box: str) -> str:
-    """Return the first paragraph of tyro's error box, with a hint about the nearest name."""
+def _one_line(box: str, usage: str) -> str:
+    """Return the first paragraph of tyro's error box, with a hint about the nearest name in it or in the help."""
     # The first line is the title; a rule may follow it.
     _, *lines = (line.strip("│| ") for line in _COLOR.sub("", box).splitlines())
     is_rule = re.compile("[─-]*").fullmatch
@@ -87,7 +92,9 @@ def _one_line(box: str) -> str:
     hint = ""
     if text.startswith("Unrecognized options"):
         offers = [line.split()[0] for line in lines if line.startswith("--")]
-        hint = did_you_mean(text.split()[2].rstrip(","), offers, quote=str)
+        name = text.split()[2].rstrip(",").partition("=")[0]
+        own = [choice for choice in _CHOICES if name in _CHOICES and f"{choice} " in usage]
+        hint = f" Here it is {own[0]}." if own else did_you_mean(name, offers, quote=str)
     elif text.startswith("invalid choice"):
         value, _, *choices = re.findall("'(.*?)'", text)
         hint = did_you_mean(value, choices)

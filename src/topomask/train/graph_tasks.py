@@ -30,7 +30,7 @@ class GraphClassification(Classification):
 
     def size(self, batch: Any) -> int:
         """Number of graphs in a batch."""
-        return len(batch.labels)
+        return _count(batch, GraphBatch, "data.GraphBatches(graph_set, batch_size)")
 
 
 class NodeClassification(Task):
@@ -64,7 +64,18 @@ class NodeClassification(Task):
 
     def size(self, batch: Any) -> int:
         """Number of selected nodes."""
-        return len(batch.labels)
+        return _count(batch, NodeBatch, "[node_set.batch('train')]")
+
+
+def _count(batch: Any, kind: type[GraphBatch | NodeBatch], how: str) -> int:
+    """Return the number of labels, or raise a ValueError that says how to make a batch of this kind."""
+    if not isinstance(batch, kind):
+        name = kind.__name__
+        raise ValueError(
+            f"`data` must consist of batches of type {name}, but one is a {type(batch).__name__}. Pass {how}; "
+            f"data.{name.removesuffix('Batch')}Set.from_pyg(name, ...) converts PyG's data."
+        )
+    return len(batch.labels)
 
 
 def _check_rows(logits: Tensor, count: int, unit: str, fix: str) -> None:

@@ -68,6 +68,7 @@ def run(
     """
     # Fail now, not at the first checkpoint.
     need("safetensors", "Training")
+    _check_arguments(config, build, data, task)
     full_record = ({} if record is None else to_dict(record)) | {"train": to_dict(config)}
     if not len(data):
         raise ValueError("`data` has no batches, so there is nothing to train on.")
@@ -77,7 +78,10 @@ def run(
     check_precision(config.precision, processes.device)
     # The same weights and walks in every process, then different random numbers in each.
     seed_everything(config.seed)
-    model = build().to(processes.device)
+    model = build()
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"`build` must return a torch.nn.Module, but returned a {type(model).__name__}.")
+    model = model.to(processes.device)
     processes.check_equal(model)
     seed_everything(config.seed, processes.rank + 1)
     data, valid = processes.shard(data), processes.shard(valid)
@@ -114,3 +118,20 @@ def run(
             if not state.is_over and state.step < min((epoch + 1) * length, total):
                 raise ValueError(f"`data` has {length} batches, but epoch {epoch} gave {state.step - epoch * length}.")
     return state.result()
+
+
+def _check_arguments(config: Any, build: Any, data: Any, task: Any) -> None:
+    """Raise a ValueError that names the first argument of the wrong type, such as a model for the config."""
+    model = type(build).__name__ if isinstance(build, nn.Module) else "Model"
+    builds = callable(build) and not isinstance(build, nn.Module)
+    for name, given, fits, expected, fix in (
+        ("config", config, isinstance(config, TrainConfig), "a TrainConfig", "train.TrainConfig(epochs=10)"),
+        ("build", build, builds, "a function that builds the model after the seed is set", f"lambda: {model}(...)"),
+        ("data", data, hasattr(data, "__len__"), "a list of batches or an Epochs", "data.Batches(...)"),
+        ("task", task, isinstance(task, Task), "a Task", "train.Classification()"),
+    ):
+        if not fits:
+            raise ValueError(
+                f"`{name}` must be {expected}, but is a {type(given).__name__}. Pass, for example, {fix}; the order is "
+                "train.run(config, build, data, task, folder)."
+            )

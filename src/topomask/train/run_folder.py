@@ -54,7 +54,8 @@ class RunFolder:
         """
         (self.path / "checkpoints").mkdir(parents=True, exist_ok=True)
         self._take_lock()
-        if not resume and (self.metrics.exists() or self.checkpoints()):
+        # Without a line of metrics, a run failed in its first steps.
+        if not resume and (self.checkpoints() or (self.metrics.exists() and self.metrics.stat().st_size)):
             raise FileExistsError(
                 f"{self.path} already contains a run. Pass resume=True to continue it, or choose another folder. "
                 "On the command line, use --resume or --output."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import signal
 import sys
@@ -18,17 +19,18 @@ from topomask.support.config import from_dict, to_dict
 from topomask.train.checkpoint import (
     Checkpoint,
     CheckpointError,
+    load_weights,
     read_checkpoint,
     restore_checkpoint,
     save_checkpoint,
     some,
 )
-from topomask.train.config import TrainConfig
+from topomask.train.config import Precision, TrainConfig
 from topomask.train.processes import random_state, restore_random_state
 from topomask.train.reports import Journal, Progress
-from topomask.train.run_folder import RunFolder, versions
+from topomask.train.run_folder import RunFolder, find_checkpoint, versions
 from topomask.train.step import NonFiniteError, Stepper, faulty_weights
-from topomask.train.tasks import Epochs, evaluate
+from topomask.train.tasks import Epochs, Task, evaluate
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,8 @@ class Result:
         metrics: Metrics of the last evaluation.
         best: Metrics of the best evaluation, and its ``step``.
         folder: The run folder; :func:`find_checkpoint` finds its best weights.
+        task: The task.
+        precision: Precision of products.
     """
 
     model: nn.Module
@@ -50,6 +54,21 @@ class Result:
     metrics: dict[str, float]
     best: dict[str, float]
     folder: Path
+    task: Task
+    precision: Precision
+
+    def evaluate(self, data: Epochs | Iterable[Any], best: bool = True) -> dict[str, float]:
+        """Compute the loss and metrics on other batches, such as test examples; like ``topomask eval``.
+
+        Args:
+            data: The batches.
+            best: Use the weights of the best evaluation, if there was one; False uses those after the last step.
+        """
+        model = self.model
+        if best and self.best:
+            model = copy.deepcopy(model)
+            load_weights(model, find_checkpoint(self.folder))
+        return evaluate(model, data, self.task, precision=self.precision)
 
 
 @dataclass
@@ -260,7 +279,8 @@ class Run:
     def result(self) -> Result:
         """The result of the run."""
         state = self.state
-        return Result(self.stepper.model, state.step, state.seconds, state.metrics, state.best, self.folder.path)
+        found = (state.step, state.seconds, state.metrics, state.best, self.folder.path)
+        return Result(self.stepper.model, *found, self.stepper.task, self.config.precision)
 
     def _report(self, event: str, values: dict[str, float], times: dict[str, float]) -> None:
         self.journal.write(event, self.step, self.epoch, values, {"seconds": self.state.seconds, **times})

@@ -14,7 +14,7 @@ from helpers.mask_cases.walks import random_f, walk_mask
 
 @enrol
 def prefix_diffusion() -> tm.Mask:
-    return tm.PrefixMask(tm.DiffusionMask(ragged_graph(), "laplacian", [0.3, 2.0], num_heads=2).double())
+    return tm.PrefixMask(tm.DiffusionMask(ragged_graph(), "laplacian", time=[0.3, 2.0], num_heads=2).double())
 
 
 @enrol

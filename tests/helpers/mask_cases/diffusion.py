@@ -46,27 +46,27 @@ def power_series_batch_edge_weights() -> tm.Mask:
 
 @enrol
 def diffusion_laplacian() -> tm.Mask:
-    return tm.DiffusionMask(ragged_graph(), "laplacian", [0.3, 2.0], num_heads=2).double()
+    return tm.DiffusionMask(ragged_graph(), "laplacian", time=[0.3, 2.0], num_heads=2).double()
 
 
 @enrol
 def diffusion_normalized() -> tm.Mask:
-    return tm.DiffusionMask(ragged_batch(), "normalized_laplacian", [0.5, 8.0], num_heads=2).double()
+    return tm.DiffusionMask(ragged_batch(), "normalized_laplacian", time=[0.5, 8.0], num_heads=2).double()
 
 
 @enrol
 def diffusion_adjacency() -> tm.Mask:
-    return tm.DiffusionMask(ragged_batch(), "negated_adjacency", 1.2).double()
+    return tm.DiffusionMask(ragged_batch(), "negated_adjacency", time=1.2).double()
 
 
 @enrol
 def diffusion_signed() -> tm.Mask:
-    return tm.DiffusionMask(signed_graph(), "laplacian", [0.4, 0.9, 1.5], num_heads=3).double()
+    return tm.DiffusionMask(signed_graph(), "laplacian", time=[0.4, 0.9, 1.5], num_heads=3).double()
 
 
 @enrol
 def diffusion_tolerance() -> tm.Mask:
-    return tm.DiffusionMask(tm.grid_graph(7, 9), "laplacian", 0.7, tolerance=1e-13).double()
+    return tm.DiffusionMask(tm.grid_graph(7, 9), "laplacian", time=0.7, tolerance=1e-13).double()
 
 
 @enrol

@@ -12,7 +12,7 @@ from helpers.mask_cases.walks import random_f
 
 
 def forest_mask(graph: tm.Graph, num_heads: int = 2, **options) -> tm.Mask:
-    mask = tm.ForestMask(graph, num_heads, **options).double()
+    mask = tm.ForestMask(graph, num_heads=num_heads, **options).double()
     with torch.no_grad():
         for parameter in mask.parameters():
             parameter.add_(0.3 * torch.randn(parameter.shape, dtype=torch.float64))

@@ -10,7 +10,7 @@ from helpers.mask_cases.enrolment import enrol
 
 def toeplitz_mask(shape, num_heads: int = 1, **options) -> tm.ToeplitzMask:
     """With entries of both signs, or of both sizes."""
-    mask = tm.ToeplitzMask(shape, num_heads, **options).double()
+    mask = tm.ToeplitzMask(shape, num_heads=num_heads, **options).double()
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():
         for parameter in mask.parameters():

@@ -12,7 +12,7 @@ from helpers.mask_cases.walks import random_f
 
 
 def degree_mask(graph: tm.Graph, num_heads: int, max_degree: int) -> tm.DegreeMask:
-    return tm.DegreeMask(graph, num_heads, max_degree, z=random_f(num_heads, max_degree).sigmoid())
+    return tm.DegreeMask(graph, num_heads=num_heads, max_degree=max_degree, z=random_f(num_heads, max_degree).sigmoid())
 
 
 @enrol
@@ -41,7 +41,9 @@ def degree_hub() -> tm.Mask:
 
 
 def shortest_path_mask(graph: tm.Graph | None, num_heads: int, max_distance: int, **options) -> tm.ShortestPathMask:
-    return tm.ShortestPathMask(graph, num_heads, max_distance, initial=random_f(num_heads, max_distance), **options)
+    return tm.ShortestPathMask(
+        graph, num_heads=num_heads, max_distance=max_distance, initial=random_f(num_heads, max_distance), **options
+    )
 
 
 @enrol

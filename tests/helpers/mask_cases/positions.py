@@ -14,7 +14,7 @@ def position_mask(graph: tm.Graph | int, num_heads: int = 1, **options) -> tm.St
     num_nodes = None if isinstance(graph, tm.Graph) else graph
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(5)
-        mask = tm.StochasticPositionMask(num_nodes, num_heads, **options).double()
+        mask = tm.StochasticPositionMask(num_nodes, num_heads=num_heads, **options).double()
         for parameter in mask.parameters():
             parameter.add_(0.3 * torch.randn_like(parameter))
     if isinstance(graph, tm.Graph):

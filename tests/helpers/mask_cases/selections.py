@@ -21,7 +21,7 @@ def selected_visit() -> Case:
 
 @enrol_selection
 def selected_diffusion() -> Case:
-    mask = tm.DiffusionMask(signed_graph(), "normalized_laplacian", [0.4, 2.0], num_heads=2).double()
+    mask = tm.DiffusionMask(signed_graph(), "normalized_laplacian", time=[0.4, 2.0], num_heads=2).double()
     return Case(mask, torch.tensor([3, 0, 4, 3]), torch.tensor([1, 2, 4, 5, 6, 6]))
 
 
