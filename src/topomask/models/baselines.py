@@ -18,7 +18,7 @@ from topomask.nn.dropout import Dropout, drop
 from topomask.nn.readout import Readout
 from topomask.nn.sparse_rows import apply_linear, drop_features
 from topomask.support.checks import check_choice, check_probabilities, check_sizes
-from topomask.support.config import Options, build_model, fields_of
+from topomask.support.config import ModelConfig
 from topomask.support.imports import need
 
 Layer = Literal["gcn", "gat", "sgc", "gin"]
@@ -160,9 +160,8 @@ class _ResidualNetwork(nn.Module):
         return self.head(self.norm(x))
 
 
-@fields_of(GraphNetwork)
 @dataclass(frozen=True)
-class GraphNetworkConfig(Options):
+class GraphNetworkConfig(ModelConfig[GraphNetwork]):
     """The arguments of :class:`GraphNetwork` as data. Recipes set features and classes that are None."""
 
     in_features: int | None = None
@@ -177,10 +176,6 @@ class GraphNetworkConfig(Options):
     input_dropout: float = 0.0
     encoder: bool = False
     residual: bool = False
-
-    def build(self) -> GraphNetwork:
-        """Build the model."""
-        return build_model(GraphNetwork, self)
 
 
 def _check_one_layer(layer: str, norm: str, dropout: float, readout: str) -> None:

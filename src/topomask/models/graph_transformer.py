@@ -21,7 +21,7 @@ from topomask.nn.dropout import Dropout
 from topomask.nn.readout import Readout
 from topomask.nn.sparse_rows import apply_linear, drop_features
 from topomask.support.checks import check_choice, check_probabilities, check_sizes
-from topomask.support.config import Options, build_model, fields_of
+from topomask.support.config import ModelConfig
 
 Local = Literal["none", "gcn", "sum"]
 Norm = Literal["layer", "batch", "none"]
@@ -197,9 +197,8 @@ class GraphBlock(nn.Module):
         return x + self.dropout(self.mlp(self.mlp_norm(x)))
 
 
-@fields_of(GraphTransformer)
 @dataclass(frozen=True)
-class GraphTransformerConfig(Options):
+class GraphTransformerConfig(ModelConfig[GraphTransformer]):
     """The arguments of :class:`GraphTransformer` as data. Recipes set features and classes that are None."""
 
     in_features: int | None = None
@@ -250,10 +249,6 @@ class GraphTransformerConfig(Options):
             own = own.obeyed_by(fields["mask"])
             fields["mask_options"] = own.updated(changes.get("mask_options") or GraphMaskOptions())
         return cls(**fields)
-
-    def build(self) -> GraphTransformer:
-        """Build the model."""
-        return build_model(GraphTransformer, self)
 
 
 PRESETS: dict[str, dict[str, Any]] = {
