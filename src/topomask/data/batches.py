@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from topomask.data.splits import seeded_generator
+from topomask.support.checks import check_sizes
 
 
 class Transform(Protocol):
@@ -26,8 +27,7 @@ class ShardedEpochs(ABC):
     """Which examples are in each batch of an epoch, for one of several processes."""
 
     def __init__(self, count: int, batch_size: int, seed: int, shuffle: bool) -> None:
-        if batch_size < 1:
-            raise ValueError(f"`batch_size` must be at least 1, but is {batch_size}.")
+        check_sizes(batch_size=batch_size)
         self._count, self.batch_size, self.seed, self.shuffle = count, batch_size, seed, shuffle
         self._rank, self._world_size = 0, 1
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from topomask.data.graph_set import GraphSet
 from topomask.data.splits import check_split, derived_seed
 from topomask.graph import Graph
+from topomask.support.checks import check_sizes
 
 Array = npt.NDArray[np.int64]
 _SPLITS = {"train": 768, "val": 256, "test": 256}
@@ -80,8 +81,7 @@ def motifs(name: str, split: str = "train", *, num_pairs: int | None = None, see
         raise ValueError(f"`name` must be one of {', '.join(MOTIFS)}, but is {name!r}.")
     check_split(split, tuple(_SPLITS), name)
     num_pairs = _SPLITS[split] if num_pairs is None else num_pairs
-    if num_pairs < 1:
-        raise ValueError(f"`num_pairs` must be at least 1, but is {num_pairs}.")
+    check_sizes(num_pairs=num_pairs)
     make, base_prob = MOTIFS[name]
     motif = make()
     num_nodes = int(motif.max()) + 1

@@ -28,6 +28,7 @@ from torch.nn import functional as F
 from topomask.graph.input import check_integer
 from topomask.ops.derived import plainly
 from topomask.ops.sample_walks import random
+from topomask.support.checks import check_choice
 
 Kind = Literal["sine", "conv"]
 Side = Literal["query", "key"]
@@ -262,8 +263,7 @@ def make_templates(
     shape: tuple[int, ...], kind: Kind, num_sines: int | None, kernel_size: int | None, gated: bool
 ) -> Templates:
     """Return templates of a kind. Raises if an option belongs to the other kind."""
-    if kind not in get_args(Kind):
-        raise ValueError(f"`kind` must be one of {get_args(Kind)}, but is {kind!r}.")
+    check_choice("kind", kind, get_args(Kind))
     if kind == "sine":
         if kernel_size is not None:
             raise ValueError("`kernel_size` is only for kind='conv'. Leave it out, or pass num_sines.")

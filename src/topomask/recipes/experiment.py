@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, get_args
 from torch import Tensor, nn
 from tyro.conf import Suppress
 
+from topomask.support.checks import check_choice
 from topomask.support.imports import EXTRAS, installed
 from topomask.train import (
     Epochs,
@@ -134,8 +135,7 @@ class ValidatedExperiment(Experiment):
     choose_by: ChooseBy = "metric"
 
     def __post_init__(self) -> None:
-        if self.choose_by not in get_args(ChooseBy):
-            raise ValueError(f"`choose_by` must be one of {get_args(ChooseBy)}, but is {self.choose_by!r}.")
+        check_choice("choose_by", self.choose_by, get_args(ChooseBy))
 
     @property
     def held_out(self) -> str:

@@ -15,7 +15,7 @@ from torch import Tensor
 from topomask.data.npz import read_npz
 from topomask.recipes.labelled import LabelledExperiment
 from topomask.recipes.registry import TrainedRun
-from topomask.support.files import write_atomically
+from topomask.support.files import write_content
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ def _follow(run: TrainedRun, path: Path, num_steps: int, target: Path) -> Predic
         raise ValueError(f"{path} does not fit the model: {error}") from None
     content = io.BytesIO()
     np.savez(content, positions=moved.numpy(), features=changed.numpy())
-    write_atomically(target, lambda temporary: temporary.write_bytes(content.getvalue()))
+    write_content(target, content.getvalue())
     mean = float((moved[-1] - positions).norm(dim=-1).mean())
     facts = {"file": str(path), "written": str(target), "steps": num_steps, "mean_distance": mean}
     return Prediction(f"{path}: {len(positions):,} particles move {mean:.3g} m on average, {target}", facts)

@@ -19,7 +19,7 @@ from filelock import FileLock, Timeout
 import topomask
 from topomask.attention import costs
 from topomask.support.config import flat
-from topomask.support.files import write_atomically
+from topomask.support.files import write_content
 from topomask.train.checkpoint import Checkpoint, CheckpointError, read_checkpoint
 from topomask.train.config import FREE_FIELDS
 
@@ -66,8 +66,7 @@ class RunFolder:
         checkpoint = self._last_good(fallback)
         if checkpoint is not None:
             self._check_config(checkpoint)
-        text = json.dumps(self.record, indent=2) + "\n"
-        write_atomically(self.path / "config.json", lambda path: path.write_text(text))
+        write_content(self.path / "config.json", (json.dumps(self.record, indent=2) + "\n").encode())
         return None if checkpoint is None else checkpoint.path
 
     def close(self) -> None:
