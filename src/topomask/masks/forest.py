@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from topomask.graph import Graph
 from topomask.graph.input import check_integer, not_a_graph
 from topomask.graph.records import Recipe, Record
+from topomask.masks.graph_operator import with_matrix
 from topomask.masks.mask import GraphMask
 from topomask.masks.operator import Cost, Operator
 from topomask.ops.forest_sums import forest_sums
@@ -128,10 +129,7 @@ class ForestMask(GraphMask):
         tree = minimum_spanning_tree(graph.to_scipy())
         both = (tree + tree.T).tocsr()
         both.sort_indices()
-        indptr, indices = both.indptr.astype(np.int64), both.indices.astype(np.int64)
-        degrees = np.asarray(both.sum(axis=1)).ravel()
-        forest = replace(graph, indptr=indptr, indices=indices, weights=both.data, degrees=degrees, parts=())
-        return cls(forest, num_heads, **options)
+        return cls(with_matrix(graph, both, np.asarray(both.sum(axis=1)).ravel()), num_heads, **options)
 
     def _check_growth(self, record: _Forest) -> None:
         """Raise if entries would overflow."""

@@ -6,13 +6,11 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 import numpy as np
-import scipy.sparse as sp
 import torch
 from torch import Tensor, nn
 
 from topomask.graph import Graph
-from topomask.graph.records import Recipe, SparseMatrix, find_record
-from topomask.ops.sparse_product import make_pattern
+from topomask.graph.records import Recipe, SparseMatrix, find_record, pattern_of, with_self_loops
 from topomask.support.checks import check_choice
 
 Aggregation = Literal["gcn", "sum"]
@@ -73,17 +71,14 @@ class _NeighborSums(Recipe):
     def make(self, graph: Graph, device: torch.device, dtype: torch.dtype) -> SparseMatrix:  # noqa: ARG002
         matrix = graph.to_scipy()
         if self.aggregation == "gcn":
-            matrix = matrix + sp.diags_array((matrix.diagonal() == 0).astype(np.float64), format="csr")
-            matrix.sort_indices()
+            matrix = with_self_loops(matrix)
             # Without absolute values, degrees of a signed graph may be 0.
             degrees = np.abs(matrix).sum(axis=1)
             scales = 1.0 / np.sqrt(degrees)
             rows = np.repeat(np.arange(len(degrees)), np.diff(matrix.indptr))
             matrix.data = matrix.data * scales[rows] * scales[matrix.indices]
-        pointers, columns = (torch.from_numpy(x.astype(np.int64)) for x in (matrix.indptr, matrix.indices))
-        pattern = make_pattern(pointers, columns, graph.num_nodes).to(device)
         # In double precision: a product converts it to its own.
-        return SparseMatrix(pattern, torch.from_numpy(matrix.data).to(device))
+        return SparseMatrix(pattern_of(matrix).to(device), torch.from_numpy(matrix.data).to(device))
 
 
 _RECIPES = {name: _NeighborSums(name).shared() for name in get_args(Aggregation)}
