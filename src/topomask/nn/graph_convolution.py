@@ -55,7 +55,7 @@ class GraphConvolution(nn.Module):
                 f"`x` must have shape [num_nodes={graph.num_nodes}, C], but has shape {tuple(x.shape)}. Pass one row "
                 "per node of the graph."
             )
-        matrix = find_record(graph, _RECIPES[self.aggregation], x.device, torch.float32)
+        matrix = find_record(graph, NEIGHBOR_SUMS[self.aggregation], x.device, torch.float32)
         out = matrix.multiply(self.linear(x))
         return out + self.bias if self.root is None else out + self.root(x) + self.bias
 
@@ -81,4 +81,4 @@ class _NeighborSums(Recipe):
         return SparseMatrix(pattern_of(matrix).to(device), torch.from_numpy(matrix.data).to(device))
 
 
-_RECIPES = {name: _NeighborSums(name).shared() for name in get_args(Aggregation)}
+NEIGHBOR_SUMS = {name: _NeighborSums(name).shared() for name in get_args(Aggregation)}
