@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
-from topomask.graph import Graph
-from topomask.masks.mask import Mask
+from topomask.masks.mask import FixedMask, Mask
 from topomask.masks.operator import Cost, Operator, once
 from topomask.masks.selected import gather
 
 
-class DenseMask(Mask):
+class DenseMask(FixedMask):
     """A mask given as a matrix: O(N^2), for small graphs and comparisons.
 
     Args:
@@ -26,7 +23,6 @@ class DenseMask(Mask):
     """
 
     matrix: Tensor
-    takes_graph = False
 
     def __init__(self, matrix: Tensor) -> None:
         if matrix.ndim not in (2, 3) or not matrix.is_floating_point():
@@ -40,9 +36,8 @@ class DenseMask(Mask):
         else:
             self.register_buffer("matrix", matrix)
 
-    def on(self, graph: Graph | None = None, walks: Any = None) -> Operator:
-        """Return the matrix as an operator."""
-        return self._without_graph(lambda: DenseOperator(self, self.matrix), graph, walks)
+    def _operator(self) -> Operator:
+        return DenseOperator(self, self.matrix)
 
 
 class DenseOperator(Operator):

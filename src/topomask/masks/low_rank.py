@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from topomask.graph import Graph
 from topomask.masks.graph_blocks import find_tiles, multiply_per_graph
-from topomask.masks.mask import Mask
+from topomask.masks.mask import FixedMask, Mask
 from topomask.masks.operator import ELEMENTS_PER_CHUNK, Cost, Operator
 from topomask.masks.selected import gather
 
 
-class LowRankMask(Mask):
+class LowRankMask(FixedMask):
     r"""A mask of low rank, :math:`M = U V^\top`: O(N r).
 
     Args:
@@ -30,7 +28,6 @@ class LowRankMask(Mask):
 
     u: Tensor
     v: Tensor | None
-    takes_graph = False
 
     def __init__(self, u: Tensor, v: Tensor | None = None) -> None:
         tied, v = v is None, u if v is None else v
@@ -48,9 +45,8 @@ class LowRankMask(Mask):
             else:
                 self.register_buffer(name, factor)
 
-    def on(self, graph: Graph | None = None, walks: Any = None) -> Operator:
-        """Return the product of the factors as an operator."""
-        return self._without_graph(lambda: LowRankOperator(self, self.u, self.v), graph, walks)
+    def _operator(self) -> Operator:
+        return LowRankOperator(self, self.u, self.v)
 
 
 class LowRankOperator(Operator):

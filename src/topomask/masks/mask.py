@@ -172,27 +172,11 @@ class Mask(nn.Module, ABC):
         """All tensors that operators depend on, apart from the graph."""
         return [*self.parameters(), *(buffer for buffer in self.buffers() if buffer.numel())]
 
-    def _without_graph(self, make: Callable[[], Operator], graph: Any, walks: Any) -> Operator:
-        """Return the operator of a mask that takes no graph. Raises if one is given."""
-        if graph is not None:
-            raise self._takes_no_graph()
-        if walks is not None:
-            raise self._takes_no_walks()
-        if torch.compiler.is_compiling():
-            return make()
-        if "_own" not in self.__dict__:
-            self.__dict__["_own"] = Record()
-        return self._keep(self.__dict__["_own"], make)
-
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         # Trainable parameters stay trainable in inference mode, unless the mask was given tensors that are not.
         given = any(x.is_inference() for x in self.parameters())
         with torch.inference_mode(given and torch.is_inference_mode_enabled()):
             return super()._apply(fn, recurse)
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Leave out cached operators: copies make their own."""
-        return {name: value for name, value in self.__dict__.items() if name != "_own"}
 
     def _keep(self, record: Record, make: Callable[[], Operator]) -> Operator:
         """Return the operator cached beside the record, or ``make()`` if anything it depends on has changed."""
@@ -261,6 +245,32 @@ class GraphMask(Mask):
     @abstractmethod
     def _operator(self, graph: Graph, record: Any) -> Operator:
         """Return the operator with the current values of the parameters."""
+
+
+class FixedMask(Mask):
+    """A mask on tokens of its own, which takes no graph. A subclass implements :meth:`_operator`."""
+
+    takes_graph = False
+
+    def on(self, graph: Graph | None = None, walks: Any = None) -> Operator:
+        """Return the operator, with the current values of the parameters."""
+        if graph is not None:
+            raise self._takes_no_graph()
+        if walks is not None:
+            raise self._takes_no_walks()
+        if torch.compiler.is_compiling():
+            return self._operator()
+        if "_own" not in self.__dict__:
+            self.__dict__["_own"] = Record()
+        return self._keep(self.__dict__["_own"], self._operator)
+
+    @abstractmethod
+    def _operator(self) -> Operator:
+        """Return the operator with the current values of the parameters."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out cached operators: copies make their own."""
+        return {name: value for name, value in self.__dict__.items() if name != "_own"}
 
 
 # The buffer through which processes agree on a seed.

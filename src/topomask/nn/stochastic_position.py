@@ -37,9 +37,7 @@ class StochasticPositionEncoding(SeededModule):
         head_dim: Width of queries and keys D.
         num_heads: Number of heads H.
         num_realizations: Width of the results R. The error of a product falls as :math:`1 / \sqrt R`.
-        kind: ``"sine"`` or ``"conv"``.
-        num_sines: Number of cosines per template, for ``"sine"``. Default: 5.
-        kernel_size: Length of the filters, for ``"conv"``; templates are 0 from this lag on. Default: 128.
+        kind, num_sines, kernel_size: As in :class:`topomask.StochasticPositionMask`.
         gated: Whether to learn the constants :math:`\delta_d`, which start at one half. Otherwise they are 0.
         seed: Seed of the noise in evaluation. Default: drawn from torch's generator.
 

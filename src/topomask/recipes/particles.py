@@ -35,12 +35,7 @@ class ParticleData:
 
 @dataclass(frozen=True, kw_only=True)
 class ParticleExperiment(Experiment):
-    """An Interlacer and its bodies.
-
-    Args:
-        data: The bodies.
-        model: The model.
-    """
+    """An Interlacer and its bodies."""
 
     predicts_files: ClassVar[bool] = True
 

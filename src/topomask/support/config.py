@@ -252,8 +252,7 @@ class ModelConfig(Options, Generic[_Model]):
         (cls._model,) = get_args(cls.__orig_bases__[0])  # type: ignore[attr-defined]
         text = (inspect.getdoc(cls._model) or "").partition("Args:\n")[2].partition("\n\n")[0]
         # Without the markup of Sphinx.
-        text = re.sub(r":\w+:`~?(?:[\w.]*\.)?(\w+)`|``", r"\1", text)
-        cls.__doc__ = f"{cls.__doc__}\n\nAttributes:\n{text}"
+        cls.__doc__ = re.sub(r":\w+:`~?(?:[\w.]*\.)?(\w+)`|``", r"\1", f"{cls.__doc__}\n\nAttributes:\n{text}")
 
     def build(self) -> _Model:
         """Build the model; fields that are None take its defaults."""
