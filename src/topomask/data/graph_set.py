@@ -278,9 +278,7 @@ class GraphBatches(ShardedEpochs):
     def epoch(self, epoch: int, skip: int = 0) -> Iterator[GraphBatch]:
         """Iterate over the batches of one epoch, without the first ``skip``."""
         for number, places in enumerate(self._indices(epoch, skip), start=skip):
-            if self.shuffle:
-                yield self.dataset.batch(places)
-            else:
-                if number not in self._kept:
-                    self._kept[number] = self.dataset.batch(places)
-                yield self._kept[number]
+            batch = self._kept.get(number) or self.dataset.batch(places)
+            if not self.shuffle:
+                self._kept[number] = batch
+            yield batch

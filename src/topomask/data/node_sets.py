@@ -15,13 +15,12 @@ from torch import Tensor
 
 from topomask.data.checks import check_finite, check_labels, class_numbers
 from topomask.data.limits import check_bytes, limit_of
-from topomask.data.npz import read_npz
+from topomask.data.npz import read_npz, write_npz
 from topomask.data.root import data_root, missing
 from topomask.data.splits import SPLITS, check_split
 from topomask.graph import Graph
 from topomask.nn import SparseRows
 from topomask.support.checks import check_choice
-from topomask.support.files import write_atomically
 
 Array = npt.NDArray[Any]
 Scaling = Literal["none", "binary", "row"]
@@ -191,13 +190,7 @@ class NodeSet:
             "edges": ends[:, ends[0] <= ends[1]].T,
             **{f"{split}_mask": self.masks[split].cpu().numpy() for split in SPLITS},
         }
-
-        def write(path: Path) -> None:
-            # To an open file: NumPy would append .npz to a name that lacks it.
-            with path.open("wb") as target:
-                np.savez_compressed(target, **arrays)
-
-        write_atomically(Path(file), write)
+        write_npz(Path(file), **arrays)
 
     @property
     def num_features(self) -> int:

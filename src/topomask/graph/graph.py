@@ -250,11 +250,6 @@ class Graph:
         """Whether any weight is negative."""
         return bool((self.weights < 0).any())
 
-    @property
-    def default_normalization(self) -> Normalization:
-        """``"sym"`` for undirected graphs, ``"row"`` for directed ones."""
-        return "row" if self.directed else "sym"
-
     def adjacency(self, normalization: Normalization | None = None) -> sp.csr_array:
         r"""The weighted adjacency matrix W as a SciPy CSR matrix.
 
@@ -274,7 +269,7 @@ class Graph:
     def check_normalization(self, normalization: Normalization | None) -> Normalization:
         """Return the normalisation to use, or raise a ValueError if this graph does not allow it."""
         if normalization is None:
-            return self.default_normalization
+            return "row" if self.directed else "sym"
         check_choice("normalization", normalization, get_args(Normalization))
         if normalization == "sym" and self.directed:
             raise ValueError(

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from topomask.graph import Graph
 from topomask.graph.input import Array
-from topomask.graph.records import pattern_of
+from topomask.graph.records import map_tensors, pattern_of
 from topomask.ops.diffusion import bound_spectral_radius
 from topomask.ops.sparse_product import Pattern
 
@@ -38,16 +38,8 @@ class ScaledMatrix:
 
     def to(self, device: torch.device) -> ScaledMatrix:
         """Return the matrix on another device."""
-        entries = self.entries.to(device)
-        return replace(
-            self,
-            pattern=self.pattern.to(device),
-            entries=entries,
-            absolute=entries if self.absolute is self.entries else self.absolute.to(device),
-            shift=self.shift.to(device),
-            component=self.component.to(device),
-            longest_row=self.longest_row.to(device),
-        )
+        moved: ScaledMatrix = map_tensors(self, lambda tensor: tensor.to(device))
+        return replace(moved, bounds=self.bounds)
 
 
 def scale_matrix(graph: Graph, name: GraphMatrix) -> ScaledMatrix:

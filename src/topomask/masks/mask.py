@@ -30,32 +30,8 @@ class Mask(nn.Module, ABC):
     To write your own mask, define its parameters and one method, :meth:`on`, which returns a
     :class:`topomask.Operator` with their values. The operator needs two methods: its product, and an operator that
     dominates it. Gradients, the transposed product, every strategy of attention, batches of graphs and
-    ``torch.compile`` follow from these two, and ``tm.testing.check_mask`` tests them all. For example, personalised
-    PageRank:
-
-    Example:
-        >>> import torch, topomask as tm
-        >>> class PageRankMask(tm.Mask):
-        ...     def __init__(self, graph=None, num_heads=1):
-        ...         super().__init__(graph, num_heads)
-        ...         self.logit = torch.nn.Parameter(torch.zeros(num_heads))
-        ...
-        ...     def on(self, graph=None, walks=None):
-        ...         return PageRank(self, self.graph_or(graph, walks))
-        >>> class PageRank(tm.Operator):
-        ...     def __init__(self, mask, graph):
-        ...         super().__init__(mask, graph)
-        ...         self.stay, self.step = mask.logit.sigmoid()[:, None, None], graph.matrix("row", *mask.kind)
-        ...
-        ...     def matmul(self, x):
-        ...         out = x
-        ...         for _ in range(20):
-        ...             out = self.stay * x + (1 - self.stay) * self.step.multiply(out)
-        ...         return out
-        ...
-        ...     def magnitude(self):
-        ...         return self  # nothing is negative
-        >>> tm.testing.check_mask(PageRankMask(tm.grid_graph(2, 3)), compile=False)
+    ``torch.compile`` follow from these two, and ``tm.testing.check_mask`` tests them all. An example, personalised
+    PageRank, is in ``docs/own_mask.md``.
 
     Args:
         graph: The default graph.

@@ -26,6 +26,7 @@ from topomask.support.config import ModelConfig
 Local = Literal["none", "gcn", "sum"]
 Norm = Literal["layer", "batch", "none"]
 HeadNorm = Literal["batch"]
+_NORMS = {"layer": nn.LayerNorm, "batch": nn.BatchNorm1d, "none": nn.Identity}
 _LEAVE_OUT = "Use larger batches; to skip a last batch of one graph, pass GraphBatches(..., min_graphs=2)."
 
 
@@ -108,12 +109,7 @@ class GraphTransformer(nn.Module):
         if head_norm is not None and readout == "node":
             raise ValueError("`head_norm` is a norm over graphs, but readout='node' classifies nodes. Leave it out.")
         check_probabilities(dropout=dropout, input_dropout=input_dropout, attention_dropout=attention_dropout)
-        kinds: dict[str, Callable[..., nn.Module]] = {
-            "layer": nn.LayerNorm,
-            "batch": nn.BatchNorm1d,
-            "none": nn.Identity,
-        }
-        norms = partial(kinds[norm], dim)
+        norms = partial(_NORMS[norm], dim)
         how: dict[str, Any] = {"kind": kind, "feature_map": feature_map, "normalizer": normalizer}
         masks = layer_masks(mask, depth, num_heads, mask_options)
         if masks[0] is None:

@@ -39,14 +39,7 @@ def recipe(name: str) -> Experiment:
 
 @dataclass(frozen=True)
 class TrainedRun:
-    """A trained model and its experiment.
-
-    Args:
-        experiment: The experiment.
-        model: The model, with the weights of a checkpoint.
-        checkpoint: The checkpoint.
-        step: The step of the checkpoint.
-    """
+    """An experiment, its model with the weights of a checkpoint, and the step of the checkpoint."""
 
     experiment: Experiment
     model: nn.Module
