@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from topomask.masks.mask import FixedMask, Mask
-from topomask.masks.operator import Cost, Operator, once
+from topomask.masks.operator import Cost, Operator
 from topomask.masks.selected import gather
 
 
@@ -41,15 +41,19 @@ class DenseMask(FixedMask):
 
 
 class DenseOperator(Operator):
-    """A dense matrix per head, given as [N_q, N_k] or [H, N_q, N_k]."""
+    """A dense matrix per head, given as [N_q, N_k] or [H, N_q, N_k].
 
-    def __init__(self, mask: Mask, matrix: Tensor) -> None:
+    If ``positive``, no entry is negative. ``refresh`` is the number of multiply-adds that computed the matrix.
+    """
+
+    def __init__(self, mask: Mask, matrix: Tensor, positive: bool = False, refresh: int = 0) -> None:
         super().__init__(mask, num_tokens=matrix.shape[-2])
         self.num_keys = matrix.shape[-1]
         self.dtype, self.device = torch.promote_types(matrix.dtype, torch.float32), matrix.device
         self._widen(matrix)
         matrix = matrix.to(self.dtype)
         self._matrix = matrix if matrix.ndim == 3 else matrix[None]
+        self._positive, self._refresh = positive, refresh
 
     def matmul(self, x: Tensor) -> Tensor:
         """M x."""
@@ -68,11 +72,13 @@ class DenseOperator(Operator):
         rows = gather(self._matrix, query_nodes)
         return rows if key_nodes is None else rows.index_select(-1, key_nodes.to(rows.device))
 
-    @once
     def magnitude(self) -> DenseOperator:
         """The absolute entries."""
-        return self._copy(_matrix=self._matrix.abs())
+        if self._positive:
+            return self
+        return self._once("magnitude", lambda: self._copy(_matrix=self._matrix.abs()))
 
     def cost(self) -> Cost:
         """Every entry of the matrix for a product, and nothing for the matrix itself."""
-        return Cost(product=self.num_heads * self.num_queries * self.num_keys, dense=0)
+        product = self.num_heads * self.num_queries * self.num_keys
+        return Cost(product, dense=0, refresh=0 if self._is_kept else self._refresh)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from topomask.graph import Graph
 from topomask.masks.graph_blocks import find_tiles, multiply_per_graph
 from topomask.masks.mask import FixedMask, Mask
-from topomask.masks.operator import ELEMENTS_PER_CHUNK, Cost, Operator
+from topomask.masks.operator import ELEMENTS_PER_CHUNK, Cost, Operator, sum_of_chunks
 from topomask.masks.selected import gather
 
 
@@ -120,21 +119,12 @@ class LowRankOperator(Operator):
 
 def low_rank_attention(u: Tensor, v: Tensor, phi_q: Tensor, phi_k: Tensor, values: Tensor) -> Tensor:
     """Return unnormalised attention with the mask U V^T, a few columns of U and V at a time."""
-    rank = u.shape[-1]
 
     def part(u: Tensor, v: Tensor, phi_q: Tensor, phi_k: Tensor, values: Tensor) -> Tensor:
         queries = (u.unsqueeze(-1) * phi_q.unsqueeze(-2)).flatten(-2)  # [..., H, N_q, r M]
         keys = (v.unsqueeze(-1) * phi_k.unsqueeze(-2)).flatten(-2)
         return queries @ (keys.mT @ values)
 
-    u, v = u.to(values.dtype), v.to(values.dtype)
-    widest = max(phi_q.numel(), phi_k.numel(), 1)
-    step = max(1, min(rank, ELEMENTS_PER_CHUNK // widest))
-    if step >= rank:
-        return part(u, v, phi_q, phi_k, values)
-    out = values.new_zeros(*phi_q.shape[:-1], values.shape[-1])
-    for start in range(0, rank, step):
-        chunk = slice(start, start + step)
-        # Recomputed in the backward pass: saved features would take r times the memory of the inputs.
-        out = out + checkpoint(part, u[..., chunk], v[..., chunk], phi_q, phi_k, values, use_reentrant=False)
-    return out
+    factors = u.to(values.dtype), v.to(values.dtype)
+    columns = ELEMENTS_PER_CHUNK // max(phi_q.numel(), phi_k.numel(), 1)
+    return sum_of_chunks(part, factors, (phi_q, phi_k, values), columns)

@@ -155,12 +155,7 @@ class SineTemplates(Templates):
     .. math:: P(\ell) = \sum_{k=1}^{K} \lambda_k^2 \cos(2\pi f_k \ell + \theta_k), \qquad
         \lambda_k > 0, \quad 0 < f_k < \tfrac12
 
-    Initially, gains are equal with P(0) = 1, phases are 0, and frequencies are random and low.
-
-    Args:
-        shape: Shape of the templates T.
-        num_sines: Cosines K per template.
-        gated: Whether to mix templates with a constant.
+    K is ``num_sines``. Initially, gains are equal with P(0) = 1, phases are 0, and frequencies are random and low.
     """
 
     def __init__(self, shape: tuple[int, ...], num_sines: int = _DEFAULT_SINES, gated: bool = True) -> None:
@@ -225,12 +220,8 @@ class ConvTemplates(Templates):
 
     .. math:: P(\ell) = \sum_p \varphi^Q_p\, \varphi^K_{p - \ell}
 
-    P is 0 from the lag ``kernel_size`` on. Initially, filters are positive and random, with P(0) about 1.
-
-    Args:
-        shape: Shape of the templates T.
-        kernel_size: Length of the filters.
-        gated: Whether to mix templates with a constant.
+    Filters have the length ``kernel_size``; from this lag on, P is 0. At first, they are positive and random, with P(0)
+    about 1.
     """
 
     def __init__(self, shape: tuple[int, ...], kernel_size: int = _DEFAULT_KERNEL, gated: bool = True) -> None:

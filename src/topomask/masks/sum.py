@@ -257,11 +257,7 @@ class Term(NamedTuple):
 class PartWeights(nn.Module):
     """One weight per part: numbers, which are constants, or tensors, each registered once.
 
-    An ``nn.Parameter`` is learnt. Any other tensor is a buffer; if it requires a gradient, it is used as it is.
-
-    Args:
-        weights: [P] or [P, H] for P parts, or a sequence with one number or tensor [H] per part.
-        count: Parts P.
+    ``weights`` of ``count`` parts are given as to :class:`SumMask`.
 
     Example:
         >>> weights = PartWeights([2.0, torch.tensor([0.5, 1.0])], count=2)

@@ -175,14 +175,7 @@ def digest_of(parts: Iterable[Tensor]) -> str:
 
 
 def train_recipe(experiment: Experiment, folder: Path, *, resume: bool = False, fallback: bool = False) -> Result:
-    """Train, and write config, metrics, checkpoints and plots to a folder.
-
-    Args:
-        experiment: What to train.
-        folder: Run folder.
-        resume: Continue the run in the folder, if there is one.
-        fallback: If the last checkpoint is damaged, use the one before it.
-    """
+    """Train, and write config, metrics, checkpoints and plots to a folder; see :func:`topomask.train.run`."""
     # Checkpoints and plots need these. Fail now, not after the training.
     missing = [module for module in ("safetensors", "matplotlib") if not installed(module)]
     if missing:

@@ -27,15 +27,7 @@ class Prediction:
 def predict(
     run: TrainedRun, files: Sequence[Path], *, top: int = 3, num_steps: int = 6, output: Path | None = None
 ) -> Iterator[Prediction]:
-    """Classify pictures or videos, or predict the motion of particles, file by file.
-
-    Args:
-        run: The trained run.
-        files: The files.
-        top: Number of classes to list per file.
-        num_steps: Number of frames to predict, for particles.
-        output: File for the positions of particles. Default: ``<file>-predicted.npz`` beside the file.
-    """
+    """Classify pictures or videos, or predict the motion of particles, file by file, as ``topomask predict`` does."""
     if top < 1 or num_steps < 1:
         raise ValueError(f"`top` and `steps` must be at least 1, but are {top} and {num_steps}.")
     experiment = run.experiment

@@ -53,10 +53,6 @@ def apply_overrides(config: _Config, arguments: Sequence[str]) -> _Config:
         ...     betas: tuple[float, float] = (0.9, 0.999)
         >>> apply_overrides(Optim(), ["--lr", "3e-4", "--betas", "0.9", "0.95"])
         Optim(lr=0.0003, betas=(0.9, 0.95))
-        >>> apply_overrides(Optim(), ["--beta", "1"])
-        Traceback (most recent call last):
-        ...
-        topomask.support.config.UsageError: Unrecognized options: --beta, 1. Did you mean --betas? Run topomask --help.
     """
     from tyro.conf import FlagConversionOff
 

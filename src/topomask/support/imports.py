@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import importlib
+import importlib.metadata
 import importlib.util
 import inspect
 import sys
@@ -74,6 +76,13 @@ EXTRAS = {
 def installed(module: str) -> bool:
     """Whether a package is installed, without importing it."""
     return importlib.util.find_spec(module) is not None
+
+
+def version_of(distribution: str) -> str | None:
+    """The version of an installed package, by its name for pip; None if it is not installed."""
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        return importlib.metadata.version(distribution)
+    return None
 
 
 def need(module: str, purpose: str) -> Any:
