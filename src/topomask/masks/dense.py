@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from topomask.masks.mask import FixedMask, Mask
+from topomask.masks.mask import FixedMask, Mask, register
 from topomask.masks.operator import Cost, Operator
 from topomask.masks.selected import gather
 
@@ -31,10 +31,7 @@ class DenseMask(FixedMask):
                 f"{tuple(matrix.shape)} and dtype {matrix.dtype}. Convert it with .float()."
             )
         super().__init__(num_heads=1 if matrix.ndim == 2 else len(matrix))
-        if isinstance(matrix, nn.Parameter):
-            self.matrix = matrix
-        else:
-            self.register_buffer("matrix", matrix)
+        register(self, "matrix", matrix)
 
     def _operator(self) -> Operator:
         return DenseOperator(self, self.matrix)

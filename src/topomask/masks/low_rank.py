@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from topomask.graph import Graph
 from topomask.masks.graph_blocks import find_tiles, multiply_per_graph
-from topomask.masks.mask import FixedMask, Mask
+from topomask.masks.mask import FixedMask, Mask, register
 from topomask.masks.operator import ELEMENTS_PER_CHUNK, Cost, Operator, sum_of_chunks
 from topomask.masks.selected import gather
 
@@ -36,13 +36,8 @@ class LowRankMask(FixedMask):
                 f"but have shapes {tuple(u.shape)} and {tuple(v.shape)}. Pass factors of equal rank and heads."
             )
         super().__init__(num_heads=1 if u.ndim == 2 else len(u))
-        for name, factor in (("u", u), ("v", None if tied else v)):
-            if factor is None:
-                self.v = None
-            elif isinstance(factor, nn.Parameter):
-                self.register_parameter(name, factor)
-            else:
-                self.register_buffer(name, factor)
+        register(self, "u", u)
+        register(self, "v", None if tied else v)
 
     def _operator(self) -> Operator:
         return LowRankOperator(self, self.u, self.v)

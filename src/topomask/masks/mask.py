@@ -223,6 +223,14 @@ class GraphMask(Mask):
         """Return the operator with the current values of the parameters."""
 
 
+def register(module: nn.Module, name: str, tensor: Tensor | None) -> None:
+    """Register a tensor by name: a parameter is learnt, any other tensor becomes a buffer."""
+    if tensor is None or isinstance(tensor, nn.Parameter):
+        module.register_parameter(name, tensor)
+    else:
+        module.register_buffer(name, tensor)
+
+
 class FixedMask(Mask):
     """A mask on tokens of its own, which takes no graph. A subclass implements :meth:`_operator`."""
 

@@ -25,7 +25,7 @@ from topomask.masks.composition import (
     unite,
 )
 from topomask.masks.entries import Entries
-from topomask.masks.mask import Mask
+from topomask.masks.mask import Mask, register
 from topomask.masks.operator import Cost, Operator, once
 from topomask.ops.pair_attention import TileWork
 from topomask.ops.registration import has_values
@@ -316,10 +316,7 @@ class PartWeights(nn.Module):
         if has_values(tensor) and not bool(tensor.detach().isfinite().all()):
             raise ValueError(f"`weights` must be finite, but is {tensor.tolist()}.")
         name = f"weight_{len(self._names)}" if self._names else "weight"
-        if isinstance(tensor, nn.Parameter):
-            self.register_parameter(name, tensor)
-        else:
-            self.register_buffer(name, tensor)
+        register(self, name, tensor)
         self._names = (*self._names, name)
         return name
 

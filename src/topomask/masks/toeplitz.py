@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, Self, get_args
+from typing import Literal, Self, get_args
 
 import numpy as np
 import torch
@@ -100,6 +100,7 @@ class ToeplitzMask(FixedMask):
 
     weight: Tensor
     f: nn.Module | None
+    _shown = ("shape", "num_heads", "distance", "positive", "causal")
 
     def __init__(
         self,
@@ -200,12 +201,6 @@ class ToeplitzMask(FixedMask):
         super()._apply(fn, recurse)
         self._move()
         return self
-
-    def extra_repr(self) -> str:
-        """Settings shown when the module is printed."""
-        options: dict[str, Any] = {"distance": self.distance, "positive": self.positive, "causal": self.causal}
-        shown = "".join(f", {name}={value!r}" for name, value in options.items() if value)
-        return f"{self.shape}, num_heads={self.num_heads}{shown}"
 
 
 class ToeplitzOperator(Operator):
