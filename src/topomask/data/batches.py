@@ -44,7 +44,13 @@ class ShardedEpochs(ABC):
         return part
 
     @abstractmethod
-    def __len__(self) -> int: ...
+    def _fewest(self) -> int:
+        """The smallest number of examples in the last batch of an epoch for which this process does not skip it."""
+
+    def __len__(self) -> int:
+        """Number of batches of an epoch for this process."""
+        whole, left_over = divmod(self._count, self.batch_size)
+        return whole + (left_over >= self._fewest())
 
     def _indices(self, epoch: int, skip: int) -> list[Tensor]:
         """The examples of each batch of this process, after the first `skip` batches."""
@@ -108,10 +114,8 @@ class Batches(ShardedEpochs):
             )
         self.dataset, self.drop_last, self.transform, self.num_workers = dataset, drop_last, transform, num_workers
 
-    def __len__(self) -> int:
-        """Number of batches of an epoch; a process without an example in the last one skips it."""
-        whole, left_over = divmod(self._count, self.batch_size)
-        return whole + (not self.drop_last and left_over > self._rank)
+    def _fewest(self) -> int:
+        return self.batch_size if self.drop_last else self._rank + 1
 
     def epoch(self, epoch: int, skip: int = 0) -> Iterator[tuple[Tensor, ...]]:
         """Iterate over the batches of one epoch, counted from 0, without the first `skip`."""

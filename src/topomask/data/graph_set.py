@@ -269,11 +269,8 @@ class GraphBatches(ShardedEpochs):
         part._kept = {}
         return part
 
-    def __len__(self) -> int:
-        """Number of batches of an epoch; a process with too few graphs in the last one skips it."""
-        whole, left_over = divmod(self._count, self.batch_size)
-        least = self._rank + 1 if self.min_graphs == 1 else self.min_graphs * self._world_size
-        return whole + (left_over >= least)
+    def _fewest(self) -> int:
+        return self._rank + 1 if self.min_graphs == 1 else self.min_graphs * self._world_size
 
     def epoch(self, epoch: int, skip: int = 0) -> Iterator[GraphBatch]:
         """Iterate over the batches of one epoch, without the first ``skip``."""

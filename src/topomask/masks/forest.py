@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from topomask.graph import Graph
-from topomask.graph.input import check_integer, not_a_graph
+from topomask.graph.input import check_counts, check_integer, not_a_graph
 from topomask.graph.records import Recipe, Record
 from topomask.masks.graph_operator import with_matrix
 from topomask.masks.mask import GraphMask
@@ -79,8 +79,7 @@ class ForestMask(GraphMask):
         weighted: bool = False,
         growing: bool = False,
     ) -> None:
-        check_integer("num_heads", num_heads, 1)
-        check_integer("num_terms", num_terms, 1)
+        check_counts(num_heads=num_heads, num_terms=num_terms)
         if table is not None and (rate is not None or num_terms > 1 or growing):
             raise ValueError("`table` replaces the exponentials. Leave out `rate`, `num_terms` and `growing`.")
         super().__init__(graph, num_heads)

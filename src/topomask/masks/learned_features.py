@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from topomask.graph.input import check_integer
+from topomask.graph.input import check_counts
 from topomask.masks.low_rank import LowRankOperator
 from topomask.masks.mask import FixedMask
 from topomask.masks.operator import Operator
@@ -38,8 +38,7 @@ class LearnedFeatureMask(FixedMask):
 
     def __init__(self, num_nodes: int, num_features: int | None = None, num_heads: int = 1) -> None:
         num_features = num_nodes if num_features is None else num_features
-        for name, size in (("num_nodes", num_nodes), ("num_features", num_features), ("num_heads", num_heads)):
-            check_integer(name, size, 1)
+        check_counts(num_nodes=num_nodes, num_features=num_features, num_heads=num_heads)
         super().__init__(num_heads=num_heads)
         self.features = nn.Parameter(torch.empty(num_heads, num_nodes, num_features))
         self.reset_parameters()

@@ -307,6 +307,11 @@ class Operator(ABC):
                 )
 
 
+def all_positive(x: Tensor) -> bool:
+    """Whether all values are known to be positive. On other devices, reading them would wait for the device."""
+    return has_values(x) and x.device.type == "cpu" and bool((x.detach() > 0).all())
+
+
 def sum_of_chunks(
     part: Callable[..., Tensor], split: tuple[Tensor, ...], whole: tuple[Tensor, ...], columns: int
 ) -> Tensor:

@@ -26,7 +26,7 @@ from topomask.masks.composition import (
 )
 from topomask.masks.entries import Entries
 from topomask.masks.mask import Mask, register
-from topomask.masks.operator import Cost, Operator, once
+from topomask.masks.operator import Cost, Operator, all_positive, once
 from topomask.ops.pair_attention import TileWork
 from topomask.ops.registration import has_values
 
@@ -187,13 +187,7 @@ class SumOperator(Operator):
 
     def _is_positive(self) -> bool:
         """Whether all weights equal their absolute values, gradients included."""
-        for weight in self._weights:
-            if not isinstance(weight, Tensor):
-                if weight < 0:
-                    return False
-            elif not has_values(weight) or weight.device.type != "cpu" or not bool((weight > 0).all()):
-                return False
-        return True
+        return all(all_positive(x) if isinstance(x, Tensor) else x >= 0 for x in self._weights)
 
     @once
     def entries(self) -> Entries:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from topomask.graph.input import check_integer
+from topomask.graph.input import check_counts
 from topomask.masks.mask import SeededModule
 from topomask.masks.stochastic_codes import Kind, check_seed, load_seed, make_templates, save_seed
 
@@ -66,8 +66,7 @@ class StochasticPositionEncoding(SeededModule):
         seed: int | None = None,
     ) -> None:
         super().__init__()
-        for name, size in (("head_dim", head_dim), ("num_heads", num_heads), ("num_realizations", num_realizations)):
-            check_integer(name, size, 1)
+        check_counts(head_dim=head_dim, num_heads=num_heads, num_realizations=num_realizations)
         self.head_dim, self.num_heads, self.num_realizations = head_dim, num_heads, num_realizations
         self.seed = check_seed(seed)
         self._offer_seed()

@@ -131,16 +131,12 @@ class ValidatedExperiment(Experiment):
     """
 
     final_split: ClassVar[str | None] = "test"
+    held_out = "val"
 
     choose_by: ChooseBy = "metric"
 
     def __post_init__(self) -> None:
         check_choice("choose_by", self.choose_by, get_args(ChooseBy))
-
-    @property
-    def held_out(self) -> str:
-        """The split to evaluate on during training."""
-        return "val"
 
     def task(self) -> Task:
         """The loss and its metrics."""
