@@ -23,7 +23,7 @@ import topomask as tm
 from experiments.demo_training import show_training
 from experiments.estimates import convergence, mask_errors
 from topomask.pictures.pages import Picture, Section, Table, draw_picture, to_html, to_text
-from topomask.pictures.plots import write_content
+from topomask.support.files import write_content
 
 COLOURS = "YlOrRd"
 TOKENS = (128, 256)

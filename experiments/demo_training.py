@@ -12,10 +12,10 @@ import torch
 from matplotlib.figure import Figure
 
 from topomask.pictures.pages import Picture, Section, Table, draw_picture
-from topomask.pictures.plots import write_content
 from topomask.recipes import images
 from topomask.recipes.images import ImageExperiment
 from topomask.recipes.registry import read_experiment
+from topomask.support.files import write_content
 from topomask.train import Result, plot_modulations, read_metrics
 
 VARIANTS = {"linear": "linear attention, unmasked", "grf": "linear attention, masked by walks"}

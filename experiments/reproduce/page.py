@@ -8,7 +8,7 @@ from experiments.reproduce.registry import GROUPS, STUDIES, compare, reproduce
 from experiments.reproduce.results import ResultFile
 from experiments.reproduce.study import Study, collect
 from topomask.pictures.pages import Section, to_markdown
-from topomask.pictures.plots import write_content
+from topomask.support.files import write_content
 
 _HEAD = """# All results
 

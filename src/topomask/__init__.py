@@ -26,15 +26,4 @@ __all__ += ["convolve", "cycle_graph", "deconvolve", "grid_graph", "hypercube_gr
 __all__ += ["masked_attention", "masked_softmax_attention", "path_graph", "per_graph", "plan_attention"]
 __all__ += ["random_walks", "sample_features"]
 
-__getattr__, __dir__ = lazy_names(
-    __name__,
-    {
-        "attention": ("feature_maps", "linear_attention", "masked_attention", "masked_softmax_attention"),
-        "graph": ("Graph", "cycle_graph", "grid_graph", "hypercube_graph", "knn_graph", "path_graph", "per_graph"),
-        "masks": ("ExponentialDecay", "Mask", "Operator", *CLASS_NAMES),
-        "topomask.attention.plan": ("Plan", "plan_attention"),
-        "topomask.walks.series": ("convolve", "deconvolve"),
-        "walks": ("WalkFeatures", "random_walks", "sample_features", "series", "theory"),
-        **dict.fromkeys(("data", "models", "nn", "testing", "train"), ()),
-    },
-)
+__getattr__, __dir__, _ = lazy_names(__name__, dict.fromkeys(CLASS_NAMES, "topomask.masks"))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.metadata
 import os
 import platform
 import time
@@ -14,7 +12,7 @@ import torch
 import topomask as tm
 from topomask.data import data_root
 from topomask.ops.backend import compiled
-from topomask.support.imports import EXTRAS
+from topomask.support.imports import EXTRAS, version_of
 
 _PACKAGES = ("torch", "numpy", "scipy", "numba", "tyro", "cattrs")
 Finding = tuple[str, str, bool]
@@ -29,10 +27,10 @@ def examine(warm_up: bool = False) -> Iterator[Finding]:
     yield "topomask", tm.__version__, True
     yield "Python", f"{platform.python_version()} on {platform.system()} {platform.machine()}", True
     for name in _PACKAGES:
-        found = _version(name)
+        found = version_of(name)
         yield name, found or "not installed", found is not None or name == "numba"
     for _, name, extra in EXTRAS.values():
-        yield name, _version(name) or f"not installed (pip install 'topomask[{extra}]')", True
+        yield name, version_of(name) or f"not installed (pip install 'topomask[{extra}]')", True
     yield "cores, threads", f"{os.cpu_count()} cores, {torch.get_num_threads()} threads of torch", True
     yield "devices", f"cpu, {torch.cuda.get_device_name()}" if torch.cuda.is_available() else "cpu", True
     yield "kernels on the CPU", _kernels(), True
@@ -42,13 +40,6 @@ def examine(warm_up: bool = False) -> Iterator[Finding]:
     # Kernels compile on first use, and are cached on disk.
     for name, test in (("walks", _test_walks), ("attention", _test_attention), ("gradients", _test_gradients)):
         yield _tried(f"self-test: {name}", test)
-
-
-def _version(name: str) -> str | None:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def _kernels() -> str:

@@ -44,13 +44,21 @@ def test_accelerations_match_the_formula():
     np.testing.assert_allclose(body.accelerations(moved, velocities), oracle(body, moved, velocities), rtol=1e-10)
 
 
+def energy(body, positions, velocities):
+    """Kinetic, elastic and potential, per unit of mass."""
+    first, second = body.springs.T
+    stretch = np.linalg.norm(positions[first] - positions[second], axis=1) - body.rest
+    potential = body.material.gravity * positions[:, 2].sum() + 0.5 * body.stiffness * (stretch**2).sum()
+    return potential + 0.5 * (velocities**2).sum()
+
+
 def test_momentum_is_kept_and_energy_nearly():
     rng = np.random.default_rng(2)
     positions, velocities = blob(height=50.0), rng.standard_normal((60, 3))
     body = MassSpring(positions, FREE)
     later, speeds = body.advance(positions, velocities, 0.2)
     np.testing.assert_allclose(speeds.sum(axis=0), velocities.sum(axis=0), atol=1e-10)
-    assert body.energy(later, speeds) == pytest.approx(body.energy(positions, velocities), rel=0.1)
+    assert energy(body, later, speeds) == pytest.approx(energy(body, positions, velocities), rel=0.1)
     assert np.abs(later - positions - 0.2 * velocities).max() > 0.05
 
 
@@ -77,12 +85,12 @@ def test_a_rough_fall_never_blows_up(material):
     positions = blob(height=0.6)
     velocities = np.random.default_rng(3).standard_normal((60, 3)) - [0, 0, 5.0]
     body = MassSpring(positions, material)
-    start = body.energy(positions, velocities)
+    start = energy(body, positions, velocities)
     for _ in range(10):
         positions, velocities = body.advance(positions, velocities, 1 / 30)
         assert np.isfinite(positions).all()
         assert positions[:, 2].min() >= 0
-        assert body.energy(positions, velocities) < 1.5 * start
+        assert energy(body, positions, velocities) < 1.5 * start
 
 
 def test_free_fall_is_free_fall():

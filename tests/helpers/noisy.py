@@ -11,8 +11,8 @@ NOISE = 1e-3
 class NoisyMask(tm.DenseMask):
     """A matrix whose product errs by up to NOISE times the sum of absolute inputs, also where it is 0."""
 
-    def on(self, graph=None, walks=None):
-        return self._without_graph(lambda: NoisyOperator(self, self.matrix), graph, walks)
+    def _operator(self):
+        return NoisyOperator(self, self.matrix)
 
 
 class NoisyOperator(DenseOperator):

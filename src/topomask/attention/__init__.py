@@ -11,15 +11,4 @@ if TYPE_CHECKING:
 
 __all__ = ["Plan", "linear_attention", "masked_attention", "masked_softmax_attention", "plan_attention"]
 
-__getattr__, __dir__ = lazy_names(
-    __name__,
-    {
-        "costs": (),
-        "feature_maps": (),
-        "inputs": (),
-        "linear": ("linear_attention", "masked_attention"),
-        "masked": (),
-        "plan": ("Plan", "plan_attention"),
-        "softmax": ("masked_softmax_attention",),
-    },
-)
+__getattr__, __dir__, _ = lazy_names(__name__)

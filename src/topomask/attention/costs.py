@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Mapping
 from pathlib import Path
 
-from topomask.support.files import cache_folder, write_atomically
+from topomask.support.files import cache_folder, write_content
 
 # Nanoseconds of everything that topomask/attention/plan.py counts.
 DEFAULTS: dict[str, float] = {
@@ -73,8 +73,7 @@ def save(measured: Mapping[str, float]) -> Path:
     """Save the constants of this machine for later processes, and use them in this one."""
     check(measured)
     file = path()
-    text = json.dumps(dict(measured), indent=2)
-    write_atomically(file, lambda temporary: temporary.write_text(text))
+    write_content(file, json.dumps(dict(measured), indent=2).encode())
     global constants
     constants = load()
     return file

@@ -76,7 +76,7 @@ def run(
     import torch
 
     from topomask.pictures.pages import to_html, to_text
-    from topomask.pictures.plots import write_content
+    from topomask.support.files import write_content
 
     if threads is not None:
         torch.set_num_threads(threads)

@@ -15,90 +15,47 @@ from typing import TYPE_CHECKING, Any
 from topomask.support.imports import lazy_names
 
 if TYPE_CHECKING:
-    from topomask.data.archives import UnsafeArchiveError, extract
-    from topomask.data.augment import Augment, normalize, random_crop, random_flip
-    from topomask.data.batches import Batches
-    from topomask.data.class_folders import ImageFolder, VideoFolder
-    from topomask.data.download import DownloadError
-    from topomask.data.folds import Fold, fair_splits, stratified_folds
-    from topomask.data.graph_set import GraphBatch, GraphBatches, GraphSet
-    from topomask.data.labelled_set import InMemorySet, LabelledSet, to_memory
-    from topomask.data.mass_spring import Material
-    from topomask.data.motifs import MOTIFS, motifs
-    from topomask.data.moving_digits import MovingDigits
-    from topomask.data.node_sets import NODE_SETS, NodeBatch, NodeSet, node_set
-    from topomask.data.particles import ParticleSet, Trajectory
-    from topomask.data.pictures import read_image, read_video
-    from topomask.data.registry import ENTRIES, Entry, load
-    from topomask.data.root import MissingDataError, data_root
-    from topomask.data.splits import stratified_split
-    from topomask.data.tu import TU_SETS, tu_dataset
+    from topomask.data.archives import UnsafeArchiveError as UnsafeArchiveError
+    from topomask.data.archives import extract as extract
+    from topomask.data.augment import Augment as Augment
+    from topomask.data.augment import normalize as normalize
+    from topomask.data.augment import random_crop as random_crop
+    from topomask.data.augment import random_flip as random_flip
+    from topomask.data.batches import Batches as Batches
+    from topomask.data.class_folders import ImageFolder as ImageFolder
+    from topomask.data.class_folders import VideoFolder as VideoFolder
+    from topomask.data.download import DownloadError as DownloadError
+    from topomask.data.folds import Fold as Fold
+    from topomask.data.folds import fair_splits as fair_splits
+    from topomask.data.folds import stratified_folds as stratified_folds
+    from topomask.data.graph_set import GraphBatch as GraphBatch
+    from topomask.data.graph_set import GraphBatches as GraphBatches
+    from topomask.data.graph_set import GraphSet as GraphSet
+    from topomask.data.labelled_set import InMemorySet as InMemorySet
+    from topomask.data.labelled_set import LabelledSet as LabelledSet
+    from topomask.data.labelled_set import to_memory as to_memory
+    from topomask.data.mass_spring import Material as Material
+    from topomask.data.motifs import MOTIFS as MOTIFS
+    from topomask.data.motifs import motifs as motifs
+    from topomask.data.moving_digits import MovingDigits as MovingDigits
+    from topomask.data.node_sets import NODE_SETS as NODE_SETS
+    from topomask.data.node_sets import NodeBatch as NodeBatch
+    from topomask.data.node_sets import NodeSet as NodeSet
+    from topomask.data.node_sets import node_set as node_set
+    from topomask.data.particles import ParticleSet as ParticleSet
+    from topomask.data.particles import Trajectory as Trajectory
+    from topomask.data.pictures import read_image as read_image
+    from topomask.data.pictures import read_video as read_video
+    from topomask.data.registry import ENTRIES as ENTRIES
+    from topomask.data.registry import Entry as Entry
+    from topomask.data.registry import load as load
+    from topomask.data.root import MissingDataError as MissingDataError
+    from topomask.data.root import data_root as data_root
+    from topomask.data.splits import stratified_split as stratified_split
+    from topomask.data.tu import TU_SETS as TU_SETS
+    from topomask.data.tu import tu_dataset as tu_dataset
 
-__all__ = [
-    "ENTRIES",
-    "MOTIFS",
-    "NODE_SETS",
-    "TU_SETS",
-    "Augment",
-    "Batches",
-    "DownloadError",
-    "Entry",
-    "Fold",
-    "GraphBatch",
-    "GraphBatches",
-    "GraphSet",
-    "ImageFolder",
-    "InMemorySet",
-    "LabelledSet",
-    "Material",
-    "MissingDataError",
-    "MovingDigits",
-    "NodeBatch",
-    "NodeSet",
-    "ParticleSet",
-    "Trajectory",
-    "UnsafeArchiveError",
-    "VideoFolder",
-    "data_root",
-    "extract",
-    "fair_splits",
-    "load",
-    "motifs",
-    "node_set",
-    "normalize",
-    "random_crop",
-    "random_flip",
-    "read_image",
-    "read_video",
-    "stratified_folds",
-    "stratified_split",
-    "to_memory",
-    "tu_dataset",
-]
-
-__getattr__, __dir__ = lazy_names(
-    __name__,
-    {
-        "archives": ("UnsafeArchiveError", "extract"),
-        "augment": ("Augment", "normalize", "random_crop", "random_flip"),
-        "batches": ("Batches",),
-        "class_folders": ("ImageFolder", "VideoFolder"),
-        "download": ("DownloadError",),
-        "folds": ("Fold", "fair_splits", "stratified_folds"),
-        "graph_set": ("GraphBatch", "GraphBatches", "GraphSet"),
-        "labelled_set": ("InMemorySet", "LabelledSet", "to_memory"),
-        "mass_spring": ("Material",),
-        "motifs": ("MOTIFS", "motifs"),
-        "moving_digits": ("MovingDigits",),
-        "node_sets": ("NODE_SETS", "NodeBatch", "NodeSet", "node_set"),
-        "particles": ("ParticleSet", "Trajectory"),
-        "pictures": ("read_image", "read_video"),
-        "registry": ("ENTRIES", "Entry", "load"),
-        "root": ("MissingDataError", "data_root"),
-        "splits": ("stratified_split",),
-        "tu": ("TU_SETS", "tu_dataset"),
-    },
-)
+__getattr__, __dir__, __all__ = lazy_names(__name__)
 
 
 class _Package(ModuleType):

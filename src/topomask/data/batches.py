@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from topomask.data.splits import seeded_generator
+from topomask.support.checks import check_sizes
 
 
 class Transform(Protocol):
@@ -26,8 +27,7 @@ class ShardedEpochs(ABC):
     """Which examples are in each batch of an epoch, for one of several processes."""
 
     def __init__(self, count: int, batch_size: int, seed: int, shuffle: bool) -> None:
-        if batch_size < 1:
-            raise ValueError(f"`batch_size` must be at least 1, but is {batch_size}.")
+        check_sizes(batch_size=batch_size)
         self._count, self.batch_size, self.seed, self.shuffle = count, batch_size, seed, shuffle
         self._rank, self._world_size = 0, 1
 
@@ -44,7 +44,13 @@ class ShardedEpochs(ABC):
         return part
 
     @abstractmethod
-    def __len__(self) -> int: ...
+    def _fewest(self) -> int:
+        """The smallest number of examples in the last batch of an epoch for which this process does not skip it."""
+
+    def __len__(self) -> int:
+        """Number of batches of an epoch for this process."""
+        whole, left_over = divmod(self._count, self.batch_size)
+        return whole + (left_over >= self._fewest())
 
     def _indices(self, epoch: int, skip: int) -> list[Tensor]:
         """The examples of each batch of this process, after the first `skip` batches."""
@@ -108,10 +114,8 @@ class Batches(ShardedEpochs):
             )
         self.dataset, self.drop_last, self.transform, self.num_workers = dataset, drop_last, transform, num_workers
 
-    def __len__(self) -> int:
-        """Number of batches of an epoch; a process without an example in the last one skips it."""
-        whole, left_over = divmod(self._count, self.batch_size)
-        return whole + (not self.drop_last and left_over > self._rank)
+    def _fewest(self) -> int:
+        return self.batch_size if self.drop_last else self._rank + 1
 
     def epoch(self, epoch: int, skip: int = 0) -> Iterator[tuple[Tensor, ...]]:
         """Iterate over the batches of one epoch, counted from 0, without the first `skip`."""

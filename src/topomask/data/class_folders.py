@@ -16,6 +16,7 @@ from topomask.data.limits import check_bytes, read_bounded, unpacked_limit
 from topomask.data.pictures import decode_image, read_video
 from topomask.data.root import MissingDataError, way_out
 from topomask.data.splits import SPLITS, check_split, choose
+from topomask.support.checks import check_sizes
 from topomask.support.imports import need
 
 
@@ -132,8 +133,7 @@ class ClassFolders(LabelledSet):
             labels, split if val_fraction else "all", val_fraction=val_fraction, split_seed=split_seed, limit=None
         )
         if per_class is not None:
-            if per_class < 1:
-                raise ValueError(f"`per_class` must be at least 1, but is {per_class}.")
+            check_sizes(per_class=per_class)
             firsts = [kept[labels[kept] == label][:per_class] for label in range(len(folders))]
             kept = torch.cat(firsts).sort().values
         self._files = [files[index] for index in kept.tolist()]

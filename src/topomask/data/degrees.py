@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from topomask.graph import Graph
+from topomask.support.checks import check_choice, check_sizes
 
 DegreeInput = Literal["none", "one-hot", "log"]
 MAX_DEGREE = 128
@@ -26,13 +27,11 @@ def degree_features(graphs: Sequence[Graph], kind: DegreeInput, max_degree: int 
         >>> degree_features([tm.path_graph(3)], "one-hot", max_degree=1).tolist()
         [[0.0, 1.0], [0.0, 1.0], [0.0, 1.0]]
     """
-    if kind not in get_args(DegreeInput):
-        raise ValueError(f"`degree` must be one of {get_args(DegreeInput)}, but is {kind!r}.")
+    check_choice("degree", kind, get_args(DegreeInput))
     if max_degree is not None and kind != "one-hot":
         raise ValueError(f"`max_degree` is {max_degree}, but only degree='one-hot' has it, not {kind!r}. Leave it out.")
     max_degree = MAX_DEGREE if max_degree is None else max_degree
-    if max_degree < 1:
-        raise ValueError(f"`max_degree` must be at least 1, but is {max_degree}.")
+    check_sizes(max_degree=max_degree)
     degrees = np.concatenate([np.diff(graph.indptr) for graph in graphs]).astype(np.int64)
     if kind == "none":
         return torch.empty(len(degrees), 0)

@@ -326,18 +326,13 @@ class GraphBatches(ShardedEpochs):
         part._kept = {}
         return part
 
-    def __len__(self) -> int:
-        """Number of batches of an epoch; a process with too few graphs in the last one skips it."""
-        whole, left_over = divmod(self._count, self.batch_size)
-        least = self._rank + 1 if self.min_graphs == 1 else self.min_graphs * self._world_size
-        return whole + (left_over >= least)
+    def _fewest(self) -> int:
+        return self._rank + 1 if self.min_graphs == 1 else self.min_graphs * self._world_size
 
     def epoch(self, epoch: int, skip: int = 0) -> Iterator[GraphBatch]:
         """Iterate over the batches of one epoch, without the first ``skip``."""
         for number, places in enumerate(self._indices(epoch, skip), start=skip):
-            if self.shuffle:
-                yield self.dataset.batch(places)
-            else:
-                if number not in self._kept:
-                    self._kept[number] = self.dataset.batch(places)
-                yield self._kept[number]
+            batch = self._kept.get(number) or self.dataset.batch(places)
+            if not self.shuffle:
+                self._kept[number] = batch
+            yield batch

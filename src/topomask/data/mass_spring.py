@@ -101,12 +101,6 @@ class MassSpring:
             velocities[below, 2] = np.maximum(velocities[below, 2], -self.material.restitution * velocities[below, 2])
         return positions, velocities
 
-    def energy(self, positions: Array, velocities: Array) -> float:
-        """Total kinetic, elastic and potential energy, per unit of mass."""
-        length = np.linalg.norm(self._difference @ positions, axis=1)
-        elastic = 0.5 * self.stiffness * ((length - self.rest) ** 2).sum()
-        return float(0.5 * (velocities**2).sum() + elastic + self.material.gravity * positions[:, 2].sum())
-
 
 def _springs(positions: Array, num_neighbors: int) -> Indices:
     """Pairs of particles and their nearest neighbours, each pair once, [E, 2]."""

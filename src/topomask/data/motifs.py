@@ -11,7 +11,8 @@ from torch import Tensor
 
 from topomask.data.graph_set import GraphSet
 from topomask.data.splits import check_split, derived_seed
-from topomask.graph import Graph
+from topomask.graph import Graph, cycle_graph, grid_graph
+from topomask.support.checks import check_sizes
 
 Array = npt.NDArray[np.int64]
 _SPLITS = {"train": 768, "val": 256, "test": 256}
@@ -29,23 +30,19 @@ def _caveman() -> Array:
     return np.array(caves + [(3 * i + 2, 3 * j + 2) for i, j in triangle])
 
 
-def _grid() -> Array:
-    across = [(3 * row + column, 3 * row + column + 1) for row in range(3) for column in range(2)]
-    return np.array(across + [(3 * row + column, 3 * row + column + 3) for row in range(2) for column in range(3)])
-
-
-def _ladder(circular: bool = False) -> Array:
-    steps = [(i, (i + 1) % 5) for i in range(5 if circular else 4)]
-    return np.array([*steps, *((5 + i, 5 + j) for i, j in steps), *((i, 5 + i) for i in range(5))])
+def _edges(graph: Graph) -> Array:
+    """Each edge once, [E, 2]."""
+    ends = graph.to_edge_index()[0].T.numpy()
+    return ends[ends[:, 0] < ends[:, 1]]
 
 
 # The motif, and the probability of an edge of the base graph.
 MOTIFS: dict[str, tuple[Callable[[], Array], float]] = {
     "caveman": (_caveman, 0.027),
-    "cycle": (lambda: np.array([(i, (i + 1) % 10) for i in range(10)]), 0.018),
-    "grid": (_grid, 0.026666),
-    "ladder": (_ladder, 0.026),
-    "circular-ladder": (lambda: _ladder(circular=True), 0.03),
+    "cycle": (lambda: _edges(cycle_graph(10)), 0.018),
+    "grid": (lambda: _edges(grid_graph(3, 3)), 0.026666),
+    "ladder": (lambda: _edges(grid_graph(2, 5)), 0.026),
+    "circular-ladder": (lambda: np.concatenate([_edges(grid_graph(2, 5)), [(0, 4), (5, 9)]]), 0.03),
 }
 
 
@@ -80,8 +77,7 @@ def motifs(name: str, split: str = "train", *, num_pairs: int | None = None, see
         raise ValueError(f"`name` must be one of {', '.join(MOTIFS)}, but is {name!r}.")
     check_split(split, tuple(_SPLITS), name)
     num_pairs = _SPLITS[split] if num_pairs is None else num_pairs
-    if num_pairs < 1:
-        raise ValueError(f"`num_pairs` must be at least 1, but is {num_pairs}.")
+    check_sizes(num_pairs=num_pairs)
     make, base_prob = MOTIFS[name]
     motif = make()
     num_nodes = int(motif.max()) + 1

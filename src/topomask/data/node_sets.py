@@ -15,12 +15,12 @@ from torch import Tensor
 
 from topomask.data.checks import check_finite, check_labels, class_numbers
 from topomask.data.limits import check_bytes, limit_of
-from topomask.data.npz import read_npz
+from topomask.data.npz import read_npz, write_npz
 from topomask.data.root import data_root, missing
 from topomask.data.splits import SPLITS, check_split
 from topomask.graph import Graph
 from topomask.nn import SparseRows
-from topomask.support.files import write_atomically
+from topomask.support.checks import check_choice
 
 Array = npt.NDArray[Any]
 Scaling = Literal["none", "binary", "row"]
@@ -106,7 +106,7 @@ class NodeSet:
             raise ValueError(
                 f"`x` and `labels` must have {count} rows, one per node, but have {len(x)}, {len(labels)}."
             )
-        check_metric(metric)
+        check_choice("metric", metric, get_args(Metric))
         if metric == "roc_auc" and num_classes != 2:
             raise ValueError(f"`metric` 'roc_auc' needs two classes, but there are {num_classes}.")
         if isinstance(x, Tensor):
@@ -190,13 +190,7 @@ class NodeSet:
             "edges": ends[:, ends[0] <= ends[1]].T,
             **{f"{split}_mask": self.masks[split].cpu().numpy() for split in SPLITS},
         }
-
-        def write(path: Path) -> None:
-            # To an open file: NumPy would append .npz to a name that lacks it.
-            with path.open("wb") as target:
-                np.savez_compressed(target, **arrays)
-
-        write_atomically(Path(file), write)
+        write_npz(Path(file), **arrays)
 
     @property
     def num_features(self) -> int:
@@ -270,7 +264,8 @@ def node_set(
             f"`y` of {file} must be {num_nodes} classes, integers from 0, but is {labels.dtype} of shape "
             f"{labels.shape}. Get it again."
         )
-    metric = check_metric(entry.metric if metric is None else metric)
+    metric = entry.metric if metric is None else metric
+    check_choice("metric", metric, get_args(Metric))
     try:
         inputs = _features_of(x, entry.sparse, limit_of("max_bytes", max_bytes))
         classes = torch.from_numpy(labels.astype(np.int64))
@@ -288,13 +283,6 @@ def node_set(
         return NodeSet(name, graph, inputs, classes, num_classes, masks, metric)
     except ValueError as error:
         raise ValueError(f"{file} is inconsistent: {error} Get it again.") from None
-
-
-def check_metric(metric: Metric) -> Metric:
-    """Return the metric, or raise a ValueError if it is unknown."""
-    if metric not in get_args(Metric):
-        raise ValueError(f"`metric` must be one of {get_args(Metric)}, but is {metric!r}.")
-    return metric
 
 
 def _in_a_split(masks: dict[str, Tensor]) -> Tensor:

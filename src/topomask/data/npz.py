@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from topomask.data.archives import READ_ERRORS
 from topomask.data.limits import check_bytes, check_plain, read_up_to, unpacked_limit
+from topomask.support.files import write_content
 
 Array = npt.NDArray[Any]
 # Bytes of a header; NumPy's own limit.
@@ -58,6 +59,13 @@ def read_npz(file: Path, max_bytes: int | None = None) -> dict[str, Array]:
     size = sum(array.size * max(array.itemsize, _WIDTH) for array in found.values() if array.dtype.kind in "iu")
     check_bytes("it", size, unpacked_limit(file, max_bytes))
     return found
+
+
+def write_npz(file: Path, **arrays: Any) -> None:
+    """Write arrays to an npz file atomically."""
+    content = io.BytesIO()
+    np.savez_compressed(content, **arrays)
+    write_content(file, content.getvalue())
 
 
 def _read(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Array:

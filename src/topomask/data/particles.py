@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import final
 
 import numpy as np
 import torch
+from scipy.spatial.transform import Rotation
 from torch import Tensor
 from torch.utils.data import Dataset
 
@@ -62,6 +62,9 @@ class ParticleSet(Dataset[tuple[Tensor, Tensor, Tensor, Tensor]]):
         (8, [(64, 3), (64, 6), (6, 64, 3), (6, 64, 6)])
     """
 
+    # Number of features per particle.
+    feature_dim = 6
+
     def __init__(
         self,
         split: str = "train",
@@ -93,11 +96,6 @@ class ParticleSet(Dataset[tuple[Tensor, Tensor, Tensor, Tensor]]):
             )
         self._split = SPLITS.index(split)
         self._kept: dict[int, Trajectory] = {}
-
-    @property
-    def feature_dim(self) -> int:
-        """Number of features per particle."""
-        return 6
 
     def __len__(self) -> int:
         return self.num_trajectories * (self.num_frames - self.horizon)
@@ -140,19 +138,8 @@ def _body(count: int, draw: np.random.Generator) -> Array:
     # Quasirandom points are never very close to each other; a ball fills 0.52 of its cube.
     cube = 2.0 * scrambled.draw(2 * count + 64, dtype=torch.float64).numpy() - 1.0
     shape = cube[:count] if is_box else cube[(cube**2).sum(axis=1) <= 1.0][:count]
-    positions = shape * draw.uniform(0.25, 0.5, size=3) @ _rotation(draw).T
+    size, (w, x, y, z) = draw.uniform(0.25, 0.5, size=3), draw.standard_normal(4)
+    # A normal quaternion gives a uniformly distributed rotation.
+    positions = Rotation.from_quat((x, y, z, w)).apply(shape * size)
     positions[:, 2] += draw.uniform(0.05, 0.4) - positions[:, 2].min()
     return positions
-
-
-def _rotation(draw: np.random.Generator) -> Array:
-    """A uniformly distributed rotation, from a unit quaternion."""
-    quaternion = draw.standard_normal(4)
-    w, x, y, z = quaternion / math.sqrt(float(quaternion @ quaternion))
-    return np.array(
-        [
-            [1 - 2 * (y * y + z * z), 2 * (x * y - w * z), 2 * (x * z + w * y)],
-            [2 * (x * y + w * z), 1 - 2 * (x * x + z * z), 2 * (y * z - w * x)],
-            [2 * (x * z - w * y), 2 * (y * z + w * x), 1 - 2 * (x * x + y * y)],
-        ]
-    )

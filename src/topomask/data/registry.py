@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
+import pkgutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,9 +36,7 @@ class Entry:
     @property
     def make(self) -> Callable[..., Dataset[Any]]:
         """The class or function that makes the data set from `split` and the options."""
-        module, _, function = self.home.partition(":")
-        make: Callable[..., Dataset[Any]] = getattr(importlib.import_module(f"topomask.data.{module}"), function)
-        return make
+        return pkgutil.resolve_name(f"topomask.data.{self.home}")
 
     def options(self) -> tuple[str, ...]:
         """Names of the options, without `split` and `root`."""

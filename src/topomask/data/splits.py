@@ -8,6 +8,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from topomask.support.checks import check_probabilities
+
 SPLITS = ("train", "val", "test")
 
 
@@ -78,8 +80,7 @@ def choose(labels: Tensor, split: str, *, val_fraction: float, split_seed: int, 
     ``"val"`` is a fraction of the training set, whose files it shares; other splits have files of their own. At most
     the first `limit` are kept.
     """
-    if not 0 <= val_fraction < 1:
-        raise ValueError(f"`val_fraction` must lie in [0, 1), but is {val_fraction}.")
+    check_probabilities(val_fraction=val_fraction)
     if split == "val" and not val_fraction:
         raise ValueError(
             "split='val' is empty, because nothing is held out. Pass val_fraction=0.1, the same for 'train' and 'val', "

@@ -256,11 +256,6 @@ class Graph:
         """Whether any weight is negative."""
         return bool((self.weights < 0).any())
 
-    @property
-    def default_normalization(self) -> Normalization:
-        """``"sym"`` for undirected graphs, ``"row"`` for directed ones."""
-        return "row" if self.directed else "sym"
-
     def adjacency(self, normalization: Normalization | None = None) -> sp.csr_array:
         r"""The weighted adjacency matrix W as a SciPy CSR matrix.
 
@@ -280,7 +275,7 @@ class Graph:
     def check_normalization(self, normalization: Normalization | None) -> Normalization:
         """Return the normalisation to use, or raise a ValueError if this graph does not allow it."""
         if normalization is None:
-            return self.default_normalization
+            return "row" if self.directed else "sym"
         check_choice("normalization", normalization, get_args(Normalization))
         if normalization == "sym" and self.directed:
             raise ValueError(
@@ -303,19 +298,16 @@ class Graph:
         Nodes keep their ids and degrees, so features sampled on the subgraph are rows of the features of the whole
         graph, bit for bit. Use this to sample walks on a graph that is too big for one machine.
         """
+        from scipy.sparse.csgraph import dijkstra
+
         check_integer("num_hops", num_hops, 0)
-        seen = np.zeros(self.num_nodes, dtype=bool)
-        frontier = check_nodes(nodes, self.num_nodes, "nodes").numpy()
-        if not len(frontier):
+        start = check_nodes(nodes, self.num_nodes, "nodes").numpy()
+        if not len(start):
             raise ValueError("`nodes` is empty. Pass at least one node.")
-        seen[frontier] = True
         shape = (self.num_nodes, self.num_nodes)
-        pattern = sp.csr_array((np.ones(len(self.indices), dtype=bool), self.indices, self.indptr), shape=shape)
-        for _ in range(num_hops):
-            reached = np.unique(pattern[frontier].indices) if len(frontier) else frontier
-            frontier = reached[~seen[reached]]
-            seen[frontier] = True
-        part = np.flatnonzero(seen)
+        pattern = sp.csr_array((np.ones(len(self.indices)), self.indices, self.indptr), shape=shape)
+        # A step of a walk follows an edge from its row to its column.
+        part = np.flatnonzero(np.isfinite(dijkstra(pattern, indices=start, limit=num_hops, min_only=True)))
         block = sp.csr_array((self.weights, self.indices, self.indptr), shape=shape)[part][:, part]
         block.sort_indices()
         graphs, graph_index = np.unique(self.graph_index[part], return_inverse=True)

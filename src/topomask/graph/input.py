@@ -60,6 +60,12 @@ def check_integer(name: str, value: int, low: int, high: int | None = None) -> N
         raise ValueError(f"`{name}` must be an integer of at least {low}{upper}, but is {value!r}.")
 
 
+def check_counts(**counts: int) -> None:
+    """Raise a ValueError that names the first value that is not an integer of at least 1."""
+    for name, count in counts.items():
+        check_integer(name, count, 1)
+
+
 def first_true(wrong: Any) -> int | None:
     """Return the index of the first True, or None."""
     return int(wrong.argmax()) if wrong.any() else None

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 from uuid import uuid4
 from weakref import WeakKeyDictionary, WeakValueDictionary, ref
 
+import numpy as np
+import scipy.sparse as sp
 import torch
 from torch import Tensor
 
@@ -245,6 +247,19 @@ class SparseMatrix(Record):
         """Multiply the matrix or its transpose by x [..., N, C]; differentiable, accumulates in at least float32."""
         values = self.values.to(torch.promote_types(x.dtype, torch.float32))
         return multiply(self.pattern, values[None], x, 1, transpose)
+
+
+def pattern_of(matrix: sp.csr_array) -> Pattern:
+    """Return the positions of the entries of a SciPy matrix with sorted rows."""
+    row_ptr, columns = (torch.from_numpy(x.astype(np.int64)) for x in (matrix.indptr, matrix.indices))
+    return make_pattern(row_ptr, columns, matrix.shape[1])
+
+
+def with_self_loops(matrix: sp.csr_array) -> sp.csr_array:
+    """Return an adjacency matrix with a self-loop of weight 1 at every node that has none."""
+    matrix = matrix + sp.diags_array((matrix.diagonal() == 0).astype(np.float64), format="csr")
+    matrix.sort_indices()
+    return matrix
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from topomask.masks.registry import CLASS_NAMES, MASKS
+from topomask.masks.registry import MASKS
 from topomask.support.imports import lazy_names
 
 if TYPE_CHECKING:
@@ -12,15 +12,6 @@ if TYPE_CHECKING:
     from topomask.masks.registry import *  # noqa: F403
     from topomask.masks.toeplitz import ExponentialDecay as ExponentialDecay
 
-__all__ = ["Entries", "ExponentialDecay", "Mask", "Operator", *CLASS_NAMES]
-
-__getattr__, __dir__ = lazy_names(
-    __name__,
-    {entry.module: (entry.class_name,) for entry in MASKS.values()}
-    | {
-        "toeplitz": ("ToeplitzMask", "ExponentialDecay"),
-        "entries": ("Entries",),
-        "mask": ("Mask",),
-        "operator": ("Operator",),
-    },
+__getattr__, __dir__, __all__ = lazy_names(
+    __name__, {entry.class_name: f"topomask.masks.{entry.module}" for entry in MASKS.values()}
 )

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-import numpy as np
 import torch
 from torch import Tensor
 
 from topomask.graph import Graph
-from topomask.graph.records import Recipe, Record
 from topomask.masks.entries import Entries
-from topomask.masks.graph_blocks import find_tiles, multiply_per_graph, spread_per_graph, sum_per_graph
+from topomask.masks.graph_blocks import (
+    BlocksRecipe,
+    GraphBlocks,
+    blocks_pattern,
+    find_tiles,
+    multiply_per_graph,
+    spread_per_graph,
+    sum_per_graph,
+)
 from topomask.masks.mask import GraphMask, Mask
 from topomask.masks.operator import ELEMENTS_PER_CHUNK, Cost, Operator
 from topomask.masks.selected import gather
-from topomask.ops.blocks import find_block_pattern
 
 
 class AllPairsMask(GraphMask):
@@ -40,16 +43,16 @@ class AllPairsMask(GraphMask):
 
     def __init__(self, graph: Graph | None = None) -> None:
         super().__init__(graph)
-        self._recipe = _RECIPE
+        self._recipe = BlocksRecipe.of(1)
 
-    def _operator(self, graph: Graph, record: _Sizes) -> AllPairsOperator:
+    def _operator(self, graph: Graph, record: GraphBlocks) -> AllPairsOperator:
         return AllPairsOperator(self, graph, record)
 
 
 class AllPairsOperator(Operator):
     """Ones between all nodes of the same graph."""
 
-    def __init__(self, mask: Mask, graph: Graph, record: _Sizes) -> None:
+    def __init__(self, mask: Mask, graph: Graph, record: GraphBlocks) -> None:
         super().__init__(mask, graph)
         self.is_all_ones = graph.num_graphs == 1
         self._record, self._tiles = record, find_tiles(graph, self.device)
@@ -85,26 +88,9 @@ class AllPairsOperator(Operator):
     def entries(self) -> Entries:
         """Ones between all nodes of the same graph."""
         ones = torch.ones(1, self._record.num_pairs, dtype=self.dtype, device=self.device)
-        pattern = find_block_pattern(self._record.sizes, self.num_keys, self._record.num_pairs)
-        return Entries(pattern, ones, ones)
+        return Entries(blocks_pattern(self._record), ones, ones)
 
     def cost(self) -> Cost:
         """One addition per node; attention within a graph is unmasked."""
         pairs = self._record.num_pairs
         return Cost(product=self.num_keys, dense=0, pairs=pairs, max_pairs=pairs, rank=1)
-
-
-@dataclass(eq=False)
-class _Sizes(Record):
-    sizes: Tensor  # nodes of every graph, [G]
-    num_pairs: int
-
-
-@dataclass(frozen=True)
-class _AllPairsRecipe(Recipe):
-    def make(self, graph: Graph, device: torch.device, dtype: torch.dtype) -> _Sizes:  # noqa: ARG002
-        sizes = np.bincount(graph.graph_index, minlength=graph.num_graphs).astype(np.int64)
-        return _Sizes(torch.from_numpy(sizes).to(device), int((sizes**2).sum()))
-
-
-_RECIPE = _AllPairsRecipe().shared()

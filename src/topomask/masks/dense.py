@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from topomask.graph import Graph
-from topomask.masks.mask import Mask
-from topomask.masks.operator import Cost, Operator, once
+from topomask.masks.mask import FixedMask, Mask, register
+from topomask.masks.operator import Cost, Operator
 from topomask.masks.selected import gather
 
 
-class DenseMask(Mask):
+class DenseMask(FixedMask):
     """A mask given as a matrix: O(N^2), for small graphs and comparisons.
 
     Args:
@@ -26,7 +23,6 @@ class DenseMask(Mask):
     """
 
     matrix: Tensor
-    takes_graph = False
 
     def __init__(self, matrix: Tensor) -> None:
         if matrix.ndim not in (2, 3) or not matrix.is_floating_point():
@@ -35,26 +31,26 @@ class DenseMask(Mask):
                 f"{tuple(matrix.shape)} and dtype {matrix.dtype}. Convert it with .float()."
             )
         super().__init__(num_heads=1 if matrix.ndim == 2 else len(matrix))
-        if isinstance(matrix, nn.Parameter):
-            self.matrix = matrix
-        else:
-            self.register_buffer("matrix", matrix)
+        register(self, "matrix", matrix)
 
-    def on(self, graph: Graph | None = None, walks: Any = None) -> Operator:
-        """Return the matrix as an operator."""
-        return self._without_graph(lambda: DenseOperator(self, self.matrix), graph, walks)
+    def _operator(self) -> Operator:
+        return DenseOperator(self, self.matrix)
 
 
 class DenseOperator(Operator):
-    """A dense matrix per head, given as [N_q, N_k] or [H, N_q, N_k]."""
+    """A dense matrix per head, given as [N_q, N_k] or [H, N_q, N_k].
 
-    def __init__(self, mask: Mask, matrix: Tensor) -> None:
+    If ``positive``, no entry is negative. ``refresh`` is the number of multiply-adds that computed the matrix.
+    """
+
+    def __init__(self, mask: Mask, matrix: Tensor, positive: bool = False, refresh: int = 0) -> None:
         super().__init__(mask, num_tokens=matrix.shape[-2])
         self.num_keys = matrix.shape[-1]
         self.dtype, self.device = torch.promote_types(matrix.dtype, torch.float32), matrix.device
         self._widen(matrix)
         matrix = matrix.to(self.dtype)
         self._matrix = matrix if matrix.ndim == 3 else matrix[None]
+        self._positive, self._refresh = positive, refresh
 
     def matmul(self, x: Tensor) -> Tensor:
         """M x."""
@@ -73,11 +69,13 @@ class DenseOperator(Operator):
         rows = gather(self._matrix, query_nodes)
         return rows if key_nodes is None else rows.index_select(-1, key_nodes.to(rows.device))
 
-    @once
     def magnitude(self) -> DenseOperator:
         """The absolute entries."""
-        return self._copy(_matrix=self._matrix.abs())
+        if self._positive:
+            return self
+        return self._once("magnitude", lambda: self._copy(_matrix=self._matrix.abs()))
 
     def cost(self) -> Cost:
         """Every entry of the matrix for a product, and nothing for the matrix itself."""
-        return Cost(product=self.num_heads * self.num_queries * self.num_keys, dense=0)
+        product = self.num_heads * self.num_queries * self.num_keys
+        return Cost(product, dense=0, refresh=0 if self._is_kept else self._refresh)

@@ -21,6 +21,7 @@ from topomask.masks.operator import Cost
 from topomask.masks.walk import WalkMask
 from topomask.ops.diffusion import count_terms, diffuse
 from topomask.ops.registration import has_values
+from topomask.support.checks import check_choice
 from topomask.walks.modulation import positive_per_head
 from topomask.walks.sample import check_sizes
 
@@ -83,8 +84,7 @@ class DiffusionMask(GraphMask):
         tolerance: float | None = None,
     ) -> None:
         super().__init__(graph, num_heads)
-        if operator not in get_args(GraphMatrix):
-            raise ValueError(f"`operator` must be one of {get_args(GraphMatrix)}, but is {operator!r}.")
+        check_choice("operator", operator, get_args(GraphMatrix))
         if tolerance is not None and not 0 < tolerance < 1:
             raise ValueError(f"`tolerance` must lie between 0 and 1, but is {tolerance}.")
         self.operator: GraphMatrix = operator

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from topomask.graph import Graph
-from topomask.graph.input import check_integer, not_a_graph
+from topomask.graph.input import check_counts, check_integer, not_a_graph
 from topomask.graph.records import Recipe, Record
+from topomask.masks.graph_operator import with_matrix
 from topomask.masks.mask import GraphMask
 from topomask.masks.operator import Cost, Operator
 from topomask.ops.forest_sums import forest_sums
@@ -78,8 +79,7 @@ class ForestMask(GraphMask):
         weighted: bool = False,
         growing: bool = False,
     ) -> None:
-        check_integer("num_heads", num_heads, 1)
-        check_integer("num_terms", num_terms, 1)
+        check_counts(num_heads=num_heads, num_terms=num_terms)
         if table is not None and (rate is not None or num_terms > 1 or growing):
             raise ValueError("`table` replaces the exponentials. Leave out `rate`, `num_terms` and `growing`.")
         super().__init__(graph, num_heads)
@@ -127,10 +127,7 @@ class ForestMask(GraphMask):
         tree = minimum_spanning_tree(graph.to_scipy())
         both = (tree + tree.T).tocsr()
         both.sort_indices()
-        indptr, indices = both.indptr.astype(np.int64), both.indices.astype(np.int64)
-        degrees = np.asarray(both.sum(axis=1)).ravel()
-        forest = replace(graph, indptr=indptr, indices=indices, weights=both.data, degrees=degrees, parts=())
-        return cls(forest, **options)
+        return cls(with_matrix(graph, both, np.asarray(both.sum(axis=1)).ravel()), **options)
 
     def _check_growth(self, record: _Forest) -> None:
         """Raise if entries would overflow."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 import scipy.sparse as sp
@@ -13,8 +13,9 @@ from torch import Tensor
 
 from topomask.graph import Graph
 from topomask.graph.input import Array
+from topomask.graph.records import map_tensors, pattern_of
 from topomask.ops.diffusion import bound_spectral_radius
-from topomask.ops.sparse_product import Pattern, make_pattern
+from topomask.ops.sparse_product import Pattern
 
 GraphMatrix = Literal["laplacian", "normalized_laplacian", "negated_adjacency"]
 
@@ -37,25 +38,8 @@ class ScaledMatrix:
 
     def to(self, device: torch.device) -> ScaledMatrix:
         """Return the matrix on another device."""
-        entries = self.entries.to(device)
-        return replace(
-            self,
-            pattern=self.pattern.to(device),
-            entries=entries,
-            absolute=entries if self.absolute is self.entries else self.absolute.to(device),
-            shift=self.shift.to(device),
-            component=self.component.to(device),
-            longest_row=self.longest_row.to(device),
-        )
-
-
-class _Edges(NamedTuple):
-    """The entries of an adjacency matrix, with self-loops apart."""
-
-    rows: Array
-    columns: Array
-    weights: Array
-    loops: Array  # [N], the weight of the self-loop of every node
+        moved: ScaledMatrix = map_tensors(self, lambda tensor: tensor.to(device))
+        return replace(moved, bounds=self.bounds)
 
 
 def scale_matrix(graph: Graph, name: GraphMatrix) -> ScaledMatrix:
@@ -66,7 +50,7 @@ def scale_matrix(graph: Graph, name: GraphMatrix) -> ScaledMatrix:
     the spectral radius of \|A\|. This also holds for negative weights and for their absolute values.
     """
     num_nodes = graph.num_nodes
-    edges = _edges(graph, graph.adjacency("sym" if name == "normalized_laplacian" else "none").data)
+    sides, loops = _split(graph.adjacency("sym" if name == "normalized_laplacian" else "none"))
     num_components, component = connected_components(graph.to_scipy(), directed=False)
     shift, base = np.zeros(num_nodes), np.zeros(num_nodes)
     if name == "normalized_laplacian":
@@ -74,20 +58,19 @@ def scale_matrix(graph: Graph, name: GraphMatrix) -> ScaledMatrix:
         radius, base = 1.0, np.where(graph.degrees > 0, 1.0, 0.0)
     else:
         base = graph.degrees if name == "laplacian" else base
-        sides = sp.csr_array((edges.weights, (edges.rows, edges.columns)), shape=(num_nodes, num_nodes))
-        matrix = sp.csr_array(sides + sp.diags_array(base - edges.loops))
-        bounds = bound_spectral_radius(matrix, component, num_components)
+        bounds = bound_spectral_radius(sp.csr_array(sides + sp.diags_array(base - loops)), component, num_components)
         radius = float(bounds.max()) / 2.0
         if name == "negated_adjacency":
             radius, shift = 2.0 * radius, bounds[component]
-    variants = [edges, edges._replace(weights=np.abs(edges.weights), loops=np.abs(edges.loops))][: 1 + graph.signed]
-    unit = radius if radius > 0 else 1.0
-    diagonals = [(base + shift - part.loops - radius) / unit for part in variants]
-    pattern, values = _join(edges, [-part.weights / unit for part in variants], diagonals)
+    # Two matrices on one pattern: real parts are for the weights, imaginary parts for their absolute values.
+    diagonal, absolute = (base + shift - part - radius for part in (loops, np.abs(loops)))
+    joined = sp.csr_array(sp.diags_array(diagonal + 1j * absolute) - (sides + 1j * abs(sides)))
+    pattern, unit = pattern_of(joined), radius if radius > 0 else 1.0
+    entries = torch.tensor(joined.data.real / unit)
     return ScaledMatrix(
         pattern=pattern,
-        entries=values[0],
-        absolute=values[-1],
+        entries=entries,
+        absolute=torch.tensor(joined.data.imag / unit) if graph.signed else entries,
         radius=radius,
         shift=torch.tensor(shift),
         growth=float(shift.max()),
@@ -99,18 +82,6 @@ def scale_matrix(graph: Graph, name: GraphMatrix) -> ScaledMatrix:
     )
 
 
-def _join(edges: _Edges, sides: list[Array], diagonals: list[Array]) -> tuple[Pattern, list[Tensor]]:
-    """Return one pattern for matrices given by off-diagonal and diagonal entries, and the entries of each."""
-    num_nodes = len(edges.loops)
-    nodes = np.flatnonzero(np.any(diagonals, axis=0))
-    rows, columns = np.concatenate([edges.rows, nodes]), np.concatenate([edges.columns, nodes])
-    order = np.lexsort((columns, rows))
-    row_ptr = np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=num_nodes))])
-    pattern = make_pattern(torch.tensor(row_ptr), torch.tensor(columns[order]), num_nodes)
-    joined = [np.concatenate([side, diagonal[nodes]])[order] for side, diagonal in zip(sides, diagonals, strict=True)]
-    return pattern, [torch.tensor(entries) for entries in joined]
-
-
 def walk_graph(graph: Graph, name: GraphMatrix) -> tuple[Graph, float]:
     """Return a graph whose adjacency W gives the matrix as s (I - W), or as -W for the negated adjacency, and s.
 
@@ -119,7 +90,7 @@ def walk_graph(graph: Graph, name: GraphMatrix) -> tuple[Graph, float]:
     """
     if name == "negated_adjacency":
         return graph, 1.0
-    loops = _edges(graph, graph.weights).loops
+    _, loops = _split(graph.to_scipy())
     if name == "normalized_laplacian":
         isolated = graph.degrees == 0
         return _with_loops(graph, loops + isolated, graph.degrees + isolated), 1.0
@@ -135,18 +106,16 @@ def walk_graph(graph: Graph, name: GraphMatrix) -> tuple[Graph, float]:
 
 def _with_loops(graph: Graph, loops: Array, degrees: Array) -> Graph:
     """Return the graph with other self-loops, [N]; nodes keep their ids."""
-    edges = _edges(graph, graph.weights)
-    nodes = np.flatnonzero(loops)
-    rows, columns = np.concatenate([edges.rows, nodes]), np.concatenate([edges.columns, nodes])
-    order = np.lexsort((columns, rows))
-    indptr = np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=graph.num_nodes))])
-    weights = np.concatenate([edges.weights, loops[nodes]])[order]
-    return replace(graph, indptr=indptr, indices=columns[order], weights=weights, degrees=degrees, parts=())
+    return with_matrix(graph, sp.csr_array(_split(graph.to_scipy())[0] + sp.diags_array(loops)), degrees)
 
 
-def _edges(graph: Graph, weights: Array) -> _Edges:
-    rows = np.repeat(np.arange(graph.num_nodes), np.diff(graph.indptr))
-    off = rows != graph.indices
-    loops = np.zeros(graph.num_nodes)
-    loops[rows[~off]] = weights[~off]
-    return _Edges(rows[off], graph.indices[off], weights[off], loops)
+def with_matrix(graph: Graph, matrix: Any, degrees: Array) -> Graph:
+    """Return a graph with the same nodes and other edges, those of a SciPy matrix with sorted rows."""
+    indptr, indices = matrix.indptr.astype(np.int64), matrix.indices.astype(np.int64)
+    return replace(graph, indptr=indptr, indices=indices, weights=matrix.data, degrees=degrees, parts=())
+
+
+def _split(matrix: Any) -> tuple[Any, Array]:
+    """Split an adjacency matrix into the entries off the diagonal and the weight of every self-loop, [N]."""
+    loops = matrix.diagonal()
+    return sp.csr_array(matrix - sp.diags_array(loops)), loops

@@ -5,14 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import reduce
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from topomask.graph import Graph
 from topomask.graph.input import check_integer
-from topomask.masks.mask import Mask
+from topomask.masks.mask import FixedMask
 from topomask.masks.operator import Cost, Operator
 from topomask.walks.modulation import positive_per_head
 
@@ -22,7 +20,7 @@ _MAX_LEVELS = 5
 _COST = 3
 
 
-class HypercubeMask(Mask):
+class HypercubeMask(FixedMask):
     r"""The heat kernel of a hypercube: O(N log N) on its :math:`N = 2^{\text{dim}}` nodes.
 
     .. math:: M = e^{-\lambda L} = \bigotimes_{b=1}^{\text{dim}} \frac12
@@ -46,7 +44,6 @@ class HypercubeMask(Mask):
         Kondor and Lafferty (2002), Sec. 3.3; Choromanski et al. (2022).
     """
 
-    takes_graph = False
     _shown = ("dim", "num_heads")
 
     def __init__(self, dim: int, *, num_heads: int = 1, rate: float | Sequence[float] | Tensor = 0.5) -> None:
@@ -61,9 +58,8 @@ class HypercubeMask(Mask):
         r"""The rate :math:`\lambda` of every head, [H], in at least float32."""
         return self.log_rate.to(torch.promote_types(self.log_rate.dtype, torch.float32)).exp()
 
-    def on(self, graph: Graph | None = None, walks: Any = None) -> Operator:
-        """Return the product of the Kronecker factors as an operator."""
-        return self._without_graph(lambda: HypercubeOperator(self), graph, walks)
+    def _operator(self) -> Operator:
+        return HypercubeOperator(self)
 
 
 class HypercubeOperator(Operator):

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import nn
 
-from topomask.graph import Graph
-from topomask.graph.input import check_integer
+from topomask.graph.input import check_counts
 from topomask.masks.low_rank import LowRankOperator
-from topomask.masks.mask import Mask
+from topomask.masks.mask import FixedMask
 from topomask.masks.operator import Operator
 
 
-class LearnedFeatureMask(Mask):
+class LearnedFeatureMask(FixedMask):
     r"""A mask of free features per node, :math:`M = \Phi\Phi^\top`, that does not use a graph: O(N r).
 
     Graph random features are a special case, so this ablation shows what the graph contributes: it has N r parameters
@@ -39,12 +36,9 @@ class LearnedFeatureMask(Mask):
         Reid et al. (2025), App. C.2.
     """
 
-    takes_graph = False
-
     def __init__(self, num_nodes: int, *, num_features: int | None = None, num_heads: int = 1) -> None:
         num_features = num_nodes if num_features is None else num_features
-        for name, size in (("num_nodes", num_nodes), ("num_features", num_features), ("num_heads", num_heads)):
-            check_integer(name, size, 1)
+        check_counts(num_nodes=num_nodes, num_features=num_features, num_heads=num_heads)
         super().__init__(num_heads=num_heads)
         self.features = nn.Parameter(torch.empty(num_heads, num_nodes, num_features))
         self.reset_parameters()
@@ -54,9 +48,8 @@ class LearnedFeatureMask(Mask):
         scale = self.features.shape[-1] ** -0.5
         nn.init.normal_(self.features, scale, 0.1 * scale)
 
-    def on(self, graph: Graph | None = None, walks: Any = None) -> Operator:
-        """Return the product of the features as an operator."""
-        return self._without_graph(lambda: LowRankOperator(self, self.features), graph, walks)
+    def _operator(self) -> Operator:
+        return LowRankOperator(self, self.features)
 
     def extra_repr(self) -> str:
         """Settings shown when the module is printed."""

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
-from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
+from torch import Tensor
 
 from topomask.graph import Graph
 from topomask.masks.graph_blocks import find_tiles, multiply_per_graph
-from topomask.masks.mask import Mask
-from topomask.masks.operator import ELEMENTS_PER_CHUNK, Cost, Operator
+from topomask.masks.mask import FixedMask, Mask, register
+from topomask.masks.operator import ELEMENTS_PER_CHUNK, Cost, Operator, sum_of_chunks
 from topomask.masks.selected import gather
 
 
-class LowRankMask(Mask):
+class LowRankMask(FixedMask):
     r"""A mask of low rank, :math:`M = U V^\top`: O(N r).
 
     Args:
@@ -30,7 +27,6 @@ class LowRankMask(Mask):
 
     u: Tensor
     v: Tensor | None
-    takes_graph = False
 
     def __init__(self, u: Tensor, v: Tensor | None = None) -> None:
         tied, v = v is None, u if v is None else v
@@ -40,17 +36,11 @@ class LowRankMask(Mask):
                 f"but have shapes {tuple(u.shape)} and {tuple(v.shape)}. Pass factors of equal rank and heads."
             )
         super().__init__(num_heads=1 if u.ndim == 2 else len(u))
-        for name, factor in (("u", u), ("v", None if tied else v)):
-            if factor is None:
-                self.v = None
-            elif isinstance(factor, nn.Parameter):
-                self.register_parameter(name, factor)
-            else:
-                self.register_buffer(name, factor)
+        register(self, "u", u)
+        register(self, "v", None if tied else v)
 
-    def on(self, graph: Graph | None = None, walks: Any = None) -> Operator:
-        """Return the product of the factors as an operator."""
-        return self._without_graph(lambda: LowRankOperator(self, self.u, self.v), graph, walks)
+    def _operator(self) -> Operator:
+        return LowRankOperator(self, self.u, self.v)
 
 
 class LowRankOperator(Operator):
@@ -124,21 +114,12 @@ class LowRankOperator(Operator):
 
 def low_rank_attention(u: Tensor, v: Tensor, phi_q: Tensor, phi_k: Tensor, values: Tensor) -> Tensor:
     """Return unnormalised attention with the mask U V^T, a few columns of U and V at a time."""
-    rank = u.shape[-1]
 
     def part(u: Tensor, v: Tensor, phi_q: Tensor, phi_k: Tensor, values: Tensor) -> Tensor:
         queries = (u.unsqueeze(-1) * phi_q.unsqueeze(-2)).flatten(-2)  # [..., H, N_q, r M]
         keys = (v.unsqueeze(-1) * phi_k.unsqueeze(-2)).flatten(-2)
         return queries @ (keys.mT @ values)
 
-    u, v = u.to(values.dtype), v.to(values.dtype)
-    widest = max(phi_q.numel(), phi_k.numel(), 1)
-    step = max(1, min(rank, ELEMENTS_PER_CHUNK // widest))
-    if step >= rank:
-        return part(u, v, phi_q, phi_k, values)
-    out = values.new_zeros(*phi_q.shape[:-1], values.shape[-1])
-    for start in range(0, rank, step):
-        chunk = slice(start, start + step)
-        # Recomputed in the backward pass: saved features would take r times the memory of the inputs.
-        out = out + checkpoint(part, u[..., chunk], v[..., chunk], phi_q, phi_k, values, use_reentrant=False)
-    return out
+    factors = u.to(values.dtype), v.to(values.dtype)
+    columns = ELEMENTS_PER_CHUNK // max(phi_q.numel(), phi_k.numel(), 1)
+    return sum_of_chunks(part, factors, (phi_q, phi_k, values), columns)

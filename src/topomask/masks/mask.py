@@ -31,32 +31,8 @@ class Mask(nn.Module, ABC):
     To write your own mask, define its parameters and one method, :meth:`on`, which returns a
     :class:`topomask.Operator` with their values. The operator needs two methods: its product, and an operator that
     dominates it. Gradients, the transposed product, every strategy of attention, batches of graphs and
-    ``torch.compile`` follow from these two, and ``tm.testing.check_mask`` tests them all. For example, personalised
-    PageRank:
-
-    Example:
-        >>> import torch, topomask as tm
-        >>> class PageRankMask(tm.Mask):
-        ...     def __init__(self, graph=None, num_heads=1):
-        ...         super().__init__(graph, num_heads)
-        ...         self.logit = torch.nn.Parameter(torch.zeros(num_heads))
-        ...
-        ...     def on(self, graph=None, walks=None):
-        ...         return PageRank(self, self.graph_or(graph, walks))
-        >>> class PageRank(tm.Operator):
-        ...     def __init__(self, mask, graph):
-        ...         super().__init__(mask, graph)
-        ...         self.stay, self.step = mask.logit.sigmoid()[:, None, None], graph.matrix("row", *mask.kind)
-        ...
-        ...     def matmul(self, x):
-        ...         out = x
-        ...         for _ in range(20):
-        ...             out = self.stay * x + (1 - self.stay) * self.step.multiply(out)
-        ...         return out
-        ...
-        ...     def magnitude(self):
-        ...         return self  # nothing is negative
-        >>> tm.testing.check_mask(PageRankMask(tm.grid_graph(2, 3)), compile=False)
+    ``torch.compile`` follow from these two, and ``tm.testing.check_mask`` tests them all. An example, personalised
+    PageRank, is in ``docs/own_mask.md``.
 
     Args:
         graph: The default graph.
@@ -177,27 +153,11 @@ class Mask(nn.Module, ABC):
         """All tensors that operators depend on, apart from the graph."""
         return [*self.parameters(), *(buffer for buffer in self.buffers() if buffer.numel())]
 
-    def _without_graph(self, make: Callable[[], Operator], graph: Any, walks: Any) -> Operator:
-        """Return the operator of a mask that takes no graph. Raises if one is given."""
-        if graph is not None:
-            raise self._takes_no_graph()
-        if walks is not None:
-            raise self._takes_no_walks()
-        if torch.compiler.is_compiling():
-            return make()
-        if "_own" not in self.__dict__:
-            self.__dict__["_own"] = Record()
-        return self._keep(self.__dict__["_own"], make)
-
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         # Trainable parameters stay trainable in inference mode, unless the mask was given tensors that are not.
         given = any(x.is_inference() for x in self.parameters())
         with torch.inference_mode(given and torch.is_inference_mode_enabled()):
             return super()._apply(fn, recurse)
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Leave out cached operators: copies make their own."""
-        return {name: value for name, value in self.__dict__.items() if name != "_own"}
 
     def _keep(self, record: Record, make: Callable[[], Operator]) -> Operator:
         """Return the operator cached with the record, or ``make()`` if anything it depends on has changed."""
@@ -284,6 +244,40 @@ class GraphMask(Mask):
     @abstractmethod
     def _operator(self, graph: Graph, record: Any) -> Operator:
         """Return the operator with the current values of the parameters."""
+
+
+def register(module: nn.Module, name: str, tensor: Tensor | None) -> None:
+    """Register a tensor by name: a parameter is learnt, any other tensor becomes a buffer."""
+    if tensor is None or isinstance(tensor, nn.Parameter):
+        module.register_parameter(name, tensor)
+    else:
+        module.register_buffer(name, tensor)
+
+
+class FixedMask(Mask):
+    """A mask on tokens of its own, which takes no graph. A subclass implements :meth:`_operator`."""
+
+    takes_graph = False
+
+    def on(self, graph: Graph | None = None, walks: Any = None) -> Operator:
+        """Return the operator, with the current values of the parameters."""
+        if graph is not None:
+            raise self._takes_no_graph()
+        if walks is not None:
+            raise self._takes_no_walks()
+        if torch.compiler.is_compiling():
+            return self._operator()
+        if "_own" not in self.__dict__:
+            self.__dict__["_own"] = Record()
+        return self._keep(self.__dict__["_own"], self._operator)
+
+    @abstractmethod
+    def _operator(self) -> Operator:
+        """Return the operator with the current values of the parameters."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out cached operators: copies make their own."""
+        return {name: value for name, value in self.__dict__.items() if name != "_own"}
 
 
 # The buffer through which processes agree on a seed.

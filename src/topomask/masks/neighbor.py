@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-import scipy.sparse as sp
 import torch
 from torch import Tensor
 
 from topomask.graph import Graph
-from topomask.graph.records import Recipe, Record
+from topomask.graph.records import Recipe, Record, pattern_of, with_self_loops
 from topomask.masks.entries import Entries
 from topomask.masks.mask import GraphMask
 from topomask.masks.sparse import SparseOperator
 from topomask.ops.pair_attention import MIN_ENTRIES_PER_ROW, TileWork, estimate_tiles
-from topomask.ops.sparse_product import Pattern, make_pattern, suggest_order
+from topomask.ops.sparse_product import Pattern, suggest_order
 
 
 class NeighborMask(GraphMask):
@@ -77,12 +75,8 @@ class _NeighborRecipe(Recipe):
     self_loops: bool
 
     def make(self, graph: Graph, device: torch.device, dtype: torch.dtype) -> _Neighbors:
-        matrix = graph.to_scipy()
-        if self.self_loops:
-            matrix = matrix + sp.diags_array((matrix.diagonal() == 0).astype(np.float64), format="csr")
-            matrix.sort_indices()
-        row_ptr, columns = (torch.from_numpy(x.astype(np.int64)) for x in (matrix.indptr, matrix.indices))
-        pattern = make_pattern(row_ptr, columns, graph.num_nodes)
+        matrix = with_self_loops(graph.to_scipy()) if self.self_loops else graph.to_scipy()
+        pattern = pattern_of(matrix)
         values = torch.from_numpy(matrix.data) if self.weighted else torch.ones(matrix.nnz)
         values = values.to(device, dtype)[None]
         suggest_order(pattern.columns, graph, lambda graph: graph.node_groups)

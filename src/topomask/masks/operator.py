@@ -211,7 +211,6 @@ class Operator(ABC):
         Returns:
             [..., H, N_q, D].
         """
-        num_features, width = phi_q.shape[-1], v.shape[-1]
 
         def part(phi_q: Tensor, phi_k: Tensor, v: Tensor) -> Tensor:
             spread = phi_k.unsqueeze(-1) * v.unsqueeze(-2)  # [..., N_k, chunk, D]
@@ -219,17 +218,8 @@ class Operator(ABC):
             return torch.einsum("...ia,...iad->...id", phi_q, mixed)
 
         inner_rows = max(self.cost().inner_rows, self.num_queries, self.num_keys)
-        widest = phi_q.shape[:-2].numel() * inner_rows * max(1, width)
-        step = max(1, min(num_features, ELEMENTS_PER_CHUNK // max(1, widest)))
-        if step >= num_features:
-            return part(phi_q, phi_k, v)
-        out = v.new_zeros(*phi_q.shape[:-1], width)
-        transformed = is_transformed()
-        for start in range(0, num_features, step):
-            chunk = (phi_q[..., start : start + step], phi_k[..., start : start + step], v)
-            # Recomputed in the backward pass: saved products would take [N, M, D] numbers. Transforms reject hooks.
-            out = out + (part(*chunk) if transformed else checkpoint(part, *chunk, use_reentrant=False))
-        return out
+        widest = phi_q.shape[:-2].numel() * inner_rows * max(1, v.shape[-1])
+        return sum_of_chunks(part, (phi_q, phi_k), (v,), ELEMENTS_PER_CHUNK // max(1, widest))
 
     def attend_pairs(self, q: Tensor, k: Tensor, v: Tensor, sums: PairSums, is_key: Tensor | None = None) -> Attended:
         """Attention over the entries of a sparse operator.
@@ -315,6 +305,28 @@ class Operator(ABC):
                     f"A parameter of the mask has changed since this {type(self).__name__} was made. An operator is a "
                     "snapshot: call mask.on(graph) again in every forward pass."
                 )
+
+
+def all_positive(x: Tensor) -> bool:
+    """Whether all values are known to be positive. On other devices, reading them would wait for the device."""
+    return has_values(x) and x.device.type == "cpu" and bool((x.detach() > 0).all())
+
+
+def sum_of_chunks(
+    part: Callable[..., Tensor], split: tuple[Tensor, ...], whole: tuple[Tensor, ...], columns: int
+) -> Tensor:
+    """Return ``part(*split, *whole)``, a sum over the columns of ``split``, computed for a few columns at a time."""
+    size = split[0].shape[-1]
+    step = max(1, min(size, columns))
+    if step >= size:
+        return part(*split, *whole)
+    total, transformed = None, is_transformed()
+    for chunk in zip(*(x.split(step, dim=-1) for x in split), strict=True):
+        # Recomputed in the backward pass: saved products would take [N, M, D] numbers. Transforms reject hooks.
+        found = part(*chunk, *whole) if transformed else checkpoint(part, *chunk, *whole, use_reentrant=False)
+        total = found if total is None else total + found
+    assert total is not None
+    return total
 
 
 def _transposed(operator: Operator, x: Tensor) -> Tensor:

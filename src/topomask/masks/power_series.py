@@ -12,7 +12,7 @@ from topomask.graph.input import check_integer
 from topomask.graph.records import Recipe, Record, SparseMatrix
 from topomask.masks.graph_blocks import BlockOperator, BlocksRecipe, GraphBlocks, gather_blocks
 from topomask.masks.mask import GraphMask
-from topomask.masks.operator import Cost
+from topomask.masks.operator import Cost, all_positive
 from topomask.ops import segments
 from topomask.ops.derived import plainly
 from topomask.ops.registration import has_values
@@ -191,8 +191,7 @@ class PowerSeriesOperator(BlockOperator):
         """Whether nothing is negative, so that the operator is its own magnitude, gradient included."""
         if self._absolute or self._record.signed or self._is_weighted or not has_values(self._alpha):
             return self._absolute
-        # On other devices, reading values would wait for the device.
-        return self._once("positive", lambda: self.device.type == "cpu" and bool((self._alpha.detach() > 0).all()))
+        return self._once("positive", lambda: all_positive(self._alpha))
 
     def cost(self) -> Cost:
         """The entries of W times the order, per head; cached powers are added up."""

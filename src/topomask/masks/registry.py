@@ -5,9 +5,9 @@ A new mask needs its own file, and an entry and an import here, from which ``top
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import math
+import pkgutil
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
@@ -76,14 +76,11 @@ class MaskEntry:
 
     def load(self) -> Callable[..., Any]:
         """Import and return the class, or the class method that makes the mask."""
-        found: Any = importlib.import_module(f"topomask.masks.{self.module}")
-        for name in self.home.partition(":")[2].split("."):
-            found = getattr(found, name)
-        return found
+        return pkgutil.resolve_name(f"topomask.masks.{self.home}")
 
     def options(self) -> dict[str, inspect.Parameter]:
         """Return its arguments except the first."""
-        kind = getattr(importlib.import_module(f"topomask.masks.{self.module}"), self.class_name)
+        kind = pkgutil.resolve_name(f"topomask.masks.{self.module}:{self.class_name}")
         _, *options = inspect.signature(kind).parameters.values()
         return {option.name: option for option in options}
 

@@ -19,7 +19,7 @@ from topomask.masks.dense import DenseOperator
 from topomask.masks.entries import Entries
 from topomask.masks.graph_blocks import BlocksRecipe, GraphBlocks, blocks_pattern
 from topomask.masks.mask import GraphMask
-from topomask.masks.operator import Cost, Operator
+from topomask.masks.operator import Operator
 from topomask.masks.sparse import SparseOperator
 from topomask.ops.registration import has_values
 from topomask.walks.modulation import table_per_head
@@ -131,11 +131,12 @@ class ShortestPathMask(GraphMask):
         # The weight of every pair of nodes of the same graph, [H, P].
         values = self.table().gather(1, record.buckets.long().expand(self.num_heads, -1))
         operator: Operator
+        # One lookup per entry, two if the magnitude differs.
+        refresh = values.numel() * (1 if self.bias else 2)
         if graph.num_graphs == 1:
-            operator = _OneGraph(self, values.unflatten(1, (graph.num_nodes, graph.num_nodes)))
+            operator = DenseOperator(self, values.unflatten(1, (graph.num_nodes, graph.num_nodes)), self.bias, refresh)
         else:
             entries = Entries(blocks_pattern(record.blocks), values, values if self.bias else values.abs())
-            refresh = values.numel() * (1 if self.bias else 2)
             operator = SparseOperator(self, graph, entries, record.blocks.tiles, refresh)
         if self.bias and self._is_extreme():
             operator._needs_float64, operator.dtype = True, torch.float64
@@ -146,23 +147,6 @@ class ShortestPathMask(GraphMask):
         size, ends = self._recipe.num_buckets, self._recipe.boundaries
         text = f"max_distance={size - 1}" if ends is None else f"boundaries={ends}"
         return f"{super().extra_repr()}, {text}, bias={self.bias}"
-
-
-class _OneGraph(DenseOperator):
-    """The weights of all pairs of nodes of one graph."""
-
-    def __init__(self, mask: ShortestPathMask, matrix: Tensor) -> None:
-        super().__init__(mask, matrix)
-        self._positive = mask.bias
-
-    def magnitude(self) -> DenseOperator:
-        """The absolute weights; the operator itself if they are exponentials."""
-        return self if self._positive else super().magnitude()
-
-    def cost(self) -> Cost:
-        """One lookup per entry, two if the magnitude differs."""
-        cost = super().cost()
-        return cost._replace(refresh=0 if self._is_kept else cost.product * (1 if self._positive else 2))
 
 
 @dataclass(eq=False)

@@ -28,6 +28,7 @@ from torch.nn import functional as F
 from topomask.graph.input import check_integer
 from topomask.ops.derived import plainly
 from topomask.ops.sample_walks import random
+from topomask.support.checks import check_choice
 
 Kind = Literal["sine", "conv"]
 Side = Literal["query", "key"]
@@ -154,12 +155,7 @@ class SineTemplates(Templates):
     .. math:: P(\ell) = \sum_{k=1}^{K} \lambda_k^2 \cos(2\pi f_k \ell + \theta_k), \qquad
         \lambda_k > 0, \quad 0 < f_k < \tfrac12
 
-    Initially, gains are equal with P(0) = 1, phases are 0, and frequencies are random and low.
-
-    Args:
-        shape: Shape of the templates T.
-        num_sines: Cosines K per template.
-        gated: Whether to mix templates with a constant.
+    K is ``num_sines``. Initially, gains are equal with P(0) = 1, phases are 0, and frequencies are random and low.
     """
 
     def __init__(self, shape: tuple[int, ...], num_sines: int = _DEFAULT_SINES, gated: bool = True) -> None:
@@ -224,12 +220,8 @@ class ConvTemplates(Templates):
 
     .. math:: P(\ell) = \sum_p \varphi^Q_p\, \varphi^K_{p - \ell}
 
-    P is 0 from the lag ``kernel_size`` on. Initially, filters are positive and random, with P(0) about 1.
-
-    Args:
-        shape: Shape of the templates T.
-        kernel_size: Length of the filters.
-        gated: Whether to mix templates with a constant.
+    Filters have the length ``kernel_size``; from this lag on, P is 0. At first, they are positive and random, with P(0)
+    about 1.
     """
 
     def __init__(self, shape: tuple[int, ...], kernel_size: int = _DEFAULT_KERNEL, gated: bool = True) -> None:
@@ -262,8 +254,7 @@ def make_templates(
     shape: tuple[int, ...], kind: Kind, num_sines: int | None, kernel_size: int | None, gated: bool
 ) -> Templates:
     """Return templates of a kind. Raises if an option belongs to the other kind."""
-    if kind not in get_args(Kind):
-        raise ValueError(f"`kind` must be one of {get_args(Kind)}, but is {kind!r}.")
+    check_choice("kind", kind, get_args(Kind))
     if kind == "sine":
         if kernel_size is not None:
             raise ValueError("`kernel_size` is only for kind='conv'. Leave it out, or pass num_sines.")

@@ -25,8 +25,8 @@ from topomask.masks.composition import (
     unite,
 )
 from topomask.masks.entries import Entries
-from topomask.masks.mask import Mask
-from topomask.masks.operator import Cost, Operator, once
+from topomask.masks.mask import Mask, register
+from topomask.masks.operator import Cost, Operator, all_positive, once
 from topomask.ops.pair_attention import TileWork
 from topomask.ops.registration import has_values
 
@@ -187,13 +187,7 @@ class SumOperator(Operator):
 
     def _is_positive(self) -> bool:
         """Whether all weights equal their absolute values, gradients included."""
-        for weight in self._weights:
-            if not isinstance(weight, Tensor):
-                if weight < 0:
-                    return False
-            elif not has_values(weight) or weight.device.type != "cpu" or not bool((weight > 0).all()):
-                return False
-        return True
+        return all(all_positive(x) if isinstance(x, Tensor) else x >= 0 for x in self._weights)
 
     @once
     def entries(self) -> Entries:
@@ -257,11 +251,7 @@ class Term(NamedTuple):
 class PartWeights(nn.Module):
     """One weight per part: numbers, which are constants, or tensors, each registered once.
 
-    An ``nn.Parameter`` is learnt. Any other tensor is a buffer; if it requires a gradient, it is used as it is.
-
-    Args:
-        weights: [P] or [P, H] for P parts, or a sequence with one number or tensor [H] per part.
-        count: Parts P.
+    ``weights`` of ``count`` parts are given as to :class:`SumMask`.
 
     Example:
         >>> weights = PartWeights([2.0, torch.tensor([0.5, 1.0])], count=2)
@@ -320,10 +310,7 @@ class PartWeights(nn.Module):
         if has_values(tensor) and not bool(tensor.detach().isfinite().all()):
             raise ValueError(f"`weights` must be finite, but is {tensor.tolist()}.")
         name = f"weight_{len(self._names)}" if self._names else "weight"
-        if isinstance(tensor, nn.Parameter):
-            self.register_parameter(name, tensor)
-        else:
-            self.register_buffer(name, tensor)
+        register(self, name, tensor)
         self._names = (*self._names, name)
         return name
 

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, Self, get_args
+from typing import Literal, Self, get_args
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from topomask.graph import Graph
 from topomask.graph.input import check_integer
-from topomask.masks.mask import Mask
+from topomask.masks.mask import FixedMask
 from topomask.masks.operator import Cost, Operator
 from topomask.ops import toeplitz
 from topomask.ops.registration import has_values
@@ -61,7 +60,7 @@ class ExponentialDecay(nn.Module):
         return f"num_heads={len(self.log_rate)}"
 
 
-class ToeplitzMask(Mask):
+class ToeplitzMask(FixedMask):
     r"""A mask on a grid that depends only on the offset between two tokens: block Toeplitz, O(N log N) by FFT.
 
     .. math:: M_{ij} = b_{j - i} \qquad\text{or}\qquad M_{ij} = f(\lVert j - i \rVert)
@@ -101,7 +100,7 @@ class ToeplitzMask(Mask):
 
     weight: Tensor
     f: nn.Module | None
-    takes_graph = False
+    _shown = ("shape", "num_heads", "distance", "positive", "causal")
 
     def __init__(
         self,
@@ -190,9 +189,8 @@ class ToeplitzMask(Mask):
             )
         return values.mT.expand(self.num_heads, -1)
 
-    def on(self, graph: Graph | None = None, walks: Any = None) -> Operator:
-        """Return the mask as an operator."""
-        return self._without_graph(lambda: ToeplitzOperator(self, self.offset_values()), graph, walks)
+    def _operator(self) -> Operator:
+        return ToeplitzOperator(self, self.offset_values())
 
     def _move(self) -> None:
         _, device = self.kind
@@ -203,12 +201,6 @@ class ToeplitzMask(Mask):
         super()._apply(fn, recurse)
         self._move()
         return self
-
-    def extra_repr(self) -> str:
-        """Settings shown when the module is printed."""
-        options: dict[str, Any] = {"distance": self.distance, "positive": self.positive, "causal": self.causal}
-        shown = "".join(f", {name}={value!r}" for name, value in options.items() if value)
-        return f"{self.shape}, num_heads={self.num_heads}{shown}"
 
 
 class ToeplitzOperator(Operator):

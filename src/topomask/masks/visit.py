@@ -26,20 +26,13 @@ class VisitMask(WalkingMask):
 
     Args:
         graph: The graph, directed or not.
-        num_walks: Walkers per node, head and ensemble.
-        max_length: Longest walk L.
-        num_heads: Heads; each has its own f, and its own walks unless ``shared_heads``.
-        halt_prob: Probability of stopping before each step.
-        coupling: ``"repelling"``, ``"antithetic"`` or ``"iid"``, see :func:`topomask.sample_features`.
+        num_walks, max_length, num_heads, halt_prob, coupling, shared_heads: As in :class:`topomask.WalkMask`, as are
+            ``positive``, ``seed`` and ``save_walks``.
         shared_walks: Use the walks of queries for keys too. Otherwise :math:`M = \Phi_q \Phi_k^\top`, with separate
             walks, is neither symmetric nor positive semidefinite.
-        shared_heads: Use the same walks for all heads, sampled and stored once.
         normalize: Divide every row of Phi by its Euclidean norm, so that with shared walks the diagonal of M is 1.
         f: Initial modulation, [L + 1] or [H, L + 1]. Default: ones.
-        positive: Keep f positive.
-        seed: Seed of the walks. Default: drawn from torch's generator, so that every mask has its own walks.
         walks: Walks already sampled, with ``weighting="visits"``: one, or (queries, keys) if they are not shared.
-        save_walks: Store the walks in ``state_dict``. Otherwise it stores what is needed to sample them again.
 
     Example:
         >>> import torch, topomask as tm

@@ -25,18 +25,4 @@ if TYPE_CHECKING:
     from topomask.models.vit import VisionTransformerConfig as VisionTransformerConfig
     from topomask.models.vit import resize_positions as resize_positions
 
-_HOMES = {
-    "attention_variants": ("AttentionOptions", "TokenGrid", "make_attention"),
-    "baselines": ("GraphNetwork", "GraphNetworkConfig"),
-    "encoder": ("GridEncoder",),
-    "graph_masks": ("GraphMaskOptions",),
-    "graph_transformer": ("GraphTransformer", "GraphTransformerConfig"),
-    "interlacer": ("Interlacer", "InterlacerConfig"),
-    "neighbors": ("AnchorNeighbors", "NeighborLayer", "WalkNeighbors"),
-    "video": ("VideoTransformer", "VideoTransformerConfig"),
-    "vit": ("VisionTransformer", "VisionTransformerConfig", "resize_positions"),
-}
-
-__all__ = sorted(name for names in _HOMES.values() for name in names)
-
-__getattr__, __dir__ = lazy_names(__name__, _HOMES)
+__getattr__, __dir__, __all__ = lazy_names(__name__)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -13,21 +12,17 @@ from torch.nn import functional as F
 
 from topomask.attention.inputs import check_features
 from topomask.graph import Graph
+from topomask.graph.records import Recipe, find_record
 from topomask.nn import MLP, GraphReadout, SparseRows
 from topomask.nn.dropout import Dropout, drop
+from topomask.nn.graph_convolution import NEIGHBOR_SUMS
 from topomask.nn.readout import Readout
 from topomask.nn.sparse_rows import apply_linear, drop_features
 from topomask.support.checks import check_choice, check_probabilities, check_sizes
-from topomask.support.config import Options, build_model, fields_of
+from topomask.support.config import ModelConfig
 from topomask.support.imports import need
 
 Layer = Literal["gcn", "gat", "sgc", "gin"]
-# Per graph: its edges in PyG's format, and their weights unless all are 1.
-_EDGES: WeakKeyDictionary[Graph, tuple[Tensor, Tensor | None]] = WeakKeyDictionary()
-# Per graph: the normalised matrix of GCN by device and precision; in float64; and as edges and weights.
-_NORMALIZED: WeakKeyDictionary[Graph, tuple[dict[tuple[torch.device, torch.dtype], Tensor], Tensor, Tensor, Tensor]] = (
-    WeakKeyDictionary()
-)
 _WEIGHTED = ("gcn", "sgc")
 # By default, PyG's LayerNorm normalises over all nodes, even of different graphs.
 _NORMS: dict[str, dict[str, Any]] = {
@@ -118,7 +113,7 @@ class GraphNetwork(nn.Module):
         if self.encoder is not None:
             x = F.relu(apply_linear(self.encoder, x))
         tokens = x.to_dense().to(next(self.parameters()).dtype) if isinstance(x, SparseRows) else x
-        edge_index, weights = _edges_of(graph, tokens)
+        edge_index, weights = find_record(graph, _EDGES, tokens.device, tokens.dtype)
         if weights is not None and self.layer not in _WEIGHTED:
             raise ValueError(
                 f"`graph` has weights, which layer {self.layer!r} does not use. Use one of {_WEIGHTED}, or build the "
@@ -131,6 +126,8 @@ class GraphNetwork(nn.Module):
             )
         if self.layer == "gcn":
             edge_index, weights = _normalized(graph, tokens)
+        elif weights is not None:
+            weights = weights.to(tokens.dtype)
         tokens = self.network(tokens, edge_index, **({} if weights is None else {"edge_weight": weights}))
         if self.head is None:
             return tokens
@@ -160,9 +157,8 @@ class _ResidualNetwork(nn.Module):
         return self.head(self.norm(x))
 
 
-@fields_of(GraphNetwork)
 @dataclass(frozen=True)
-class GraphNetworkConfig(Options):
+class GraphNetworkConfig(ModelConfig[GraphNetwork]):
     """The arguments of :class:`GraphNetwork` as data. Recipes set features and classes that are None."""
 
     in_features: int | None = None
@@ -177,10 +173,6 @@ class GraphNetworkConfig(Options):
     input_dropout: float = 0.0
     encoder: bool = False
     residual: bool = False
-
-    def build(self) -> GraphNetwork:
-        """Build the model."""
-        return build_model(GraphNetwork, self)
 
 
 def _check_one_layer(layer: str, norm: str, dropout: float, readout: str) -> None:
@@ -214,43 +206,37 @@ def _network(
     return pyg.GAT(width, dim, depth, **common, heads=num_heads, act="elu")
 
 
-def _edges_of(graph: Graph, tokens: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Edges in PyG's format and their weights, if any, on the device and in the precision of tokens."""
-    if graph not in _EDGES:
-        # Training uses them too, even if inference mode comes first.
-        with torch.inference_mode(False):
-            edge_index, values = graph.to_edge_index()
-            # PyG sends messages along edges, this library against them.
-            edge_index = edge_index.flip(0) if graph.directed else edge_index
-            _EDGES[graph] = edge_index, values if bool((values != 1).any()) else None
-    edge_index, weights = _EDGES[graph]
-    return edge_index.to(tokens.device), None if weights is None else weights.to(tokens)
+@dataclass(frozen=True)
+class _EdgesRecipe(Recipe):
+    """Edges in PyG's format, and their weights unless all are 1."""
+
+    def make(self, graph: Graph, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:  # noqa: ARG002
+        edge_index, weights = graph.to_edge_index()
+        # PyG sends messages along edges, this library against them.
+        edge_index = edge_index.flip(0) if graph.directed else edge_index
+        return edge_index.to(device), None if bool((weights == 1).all()) else weights.to(device)
+
+
+@dataclass(frozen=True)
+class _GcnRecipe(Recipe):
+    """The normalised matrix of GCN as a sparse tensor, with which PyG is fastest."""
+
+    by_precision = True
+
+    def make(self, graph: Graph, device: torch.device, dtype: torch.dtype) -> Tensor:
+        sums = find_record(graph, NEIGHBOR_SUMS["gcn"], device, dtype)
+        parts = sums.pattern.row_ptr, sums.pattern.columns.long(), sums.values.to(dtype)
+        # The warning that CSR is in beta.
+        with warnings.catch_warnings(action="ignore", category=UserWarning):
+            return torch.sparse_csr_tensor(*parts, size=sums.pattern.shape)
+
+
+_EDGES, _GCN = _EdgesRecipe().shared(), _GcnRecipe().shared()
 
 
 def _normalized(graph: Graph, tokens: Tensor) -> tuple[Tensor, Tensor | None]:
-    """The normalised edges of GCN, cached as a sparse matrix, with which PyG is fastest.
-
-    In half precision, which sparse products do not support, they are edges and weights.
-    """
-    if graph not in _NORMALIZED:
-        conv = need("torch_geometric.nn.conv.gcn_conv", "The baseline 'gcn'")
-        utils = need("torch_geometric.utils", "The baseline 'gcn'")
-        with (
-            torch.inference_mode(False),
-            torch.sparse.check_sparse_tensor_invariants(),
-            # The warning that CSR is in beta.
-            warnings.catch_warnings(action="ignore", category=UserWarning),
-        ):
-            # In float64, for models of any precision.
-            edge_index, weights = _edges_of(graph, tokens.new_empty(0, dtype=torch.float64, device="cpu"))
-            edge_index, weights = conv.gcn_norm(edge_index, weights, graph.num_nodes, dtype=torch.float64)
-            matrix = utils.to_torch_csr_tensor(edge_index.flip(0), weights, size=(graph.num_nodes,) * 2)
-            _NORMALIZED[graph] = {}, matrix, edge_index, weights
-    kept, matrix, edge_index, weights = _NORMALIZED[graph]
-    device, dtype = tokens.device, tokens.dtype
-    if torch.is_autocast_enabled(device.type) or dtype not in (torch.float32, torch.float64):
-        return edge_index.to(device), weights.to(device, dtype)
-    if (device, dtype) not in kept:
-        with torch.inference_mode(False):
-            kept[device, dtype] = matrix.to(device, dtype)
-    return kept[device, dtype], None
+    """The normalised edges of GCN as a sparse matrix, or in half precision, which it does not support, with weights."""
+    matrix = find_record(graph, _GCN, tokens.device, tokens.dtype)
+    if not torch.is_autocast_enabled(tokens.device.type) and tokens.dtype in (torch.float32, torch.float64):
+        return matrix, None
+    return matrix.to_sparse_coo().indices().flip(0), matrix.values().to(tokens.dtype)

@@ -28,10 +28,7 @@ class GridEncoder(nn.Module):
 
     Args:
         shape: Size of the grid along each axis.
-        dim: Width of the tokens.
-        depth: Number of blocks.
-        num_heads: Number of heads.
-        mlp_ratio: Width of the MLPs, as a multiple of ``dim``.
+        dim, depth, num_heads, mlp_ratio: As in :class:`VisionTransformer`.
         attention: A name in :mod:`topomask.models.attention_variants`, or a function that makes an attention layer,
             whose weights are not initialised again.
         options: Options of the attention. Each layer has its own mask, with its own walks.

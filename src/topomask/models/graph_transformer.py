@@ -20,11 +20,12 @@ from topomask.nn.dropout import Dropout
 from topomask.nn.readout import Readout
 from topomask.nn.sparse_rows import apply_linear, drop_features
 from topomask.support.checks import check_choice, check_probabilities, check_sizes
-from topomask.support.config import Options, build_model, fields_of
+from topomask.support.config import ModelConfig
 
 Local = Literal["none", "gcn", "sum"]
 Norm = Literal["layer", "batch", "none"]
 HeadNorm = Literal["batch"]
+_NORMS = {"layer": nn.LayerNorm, "batch": nn.BatchNorm1d, "none": nn.Identity}
 _LEAVE_OUT = "Use larger batches; to skip a last batch of one graph, pass GraphBatches(..., min_graphs=2)."
 
 
@@ -107,12 +108,7 @@ class GraphTransformer(nn.Module):
         if head_norm is not None and readout == "node":
             raise ValueError("`head_norm` is a norm over graphs, but readout='node' classifies nodes. Leave it out.")
         check_probabilities(dropout=dropout, input_dropout=input_dropout, attention_dropout=attention_dropout)
-        kinds: dict[str, Callable[..., nn.Module]] = {
-            "layer": nn.LayerNorm,
-            "batch": nn.BatchNorm1d,
-            "none": nn.Identity,
-        }
-        norms = partial(kinds[norm], dim)
+        norms = partial(_NORMS[norm], dim)
         how: dict[str, Any] = {"kind": kind, "feature_map": feature_map, "normalizer": normalizer}
         masks = layer_masks(mask, depth, num_heads, mask_options)
         if masks[0] is None:
@@ -196,9 +192,8 @@ class GraphBlock(nn.Module):
         return x + self.dropout(self.mlp(self.mlp_norm(x)))
 
 
-@fields_of(GraphTransformer)
 @dataclass(frozen=True)
-class GraphTransformerConfig(Options):
+class GraphTransformerConfig(ModelConfig[GraphTransformer]):
     """The arguments of :class:`GraphTransformer` as data. Recipes set features and classes that are None."""
 
     in_features: int | None = None
@@ -249,10 +244,6 @@ class GraphTransformerConfig(Options):
             own = own.obeyed_by(fields["mask"])
             fields["mask_options"] = own.updated(changes.get("mask_options") or GraphMaskOptions())
         return cls(**fields)
-
-    def build(self) -> GraphTransformer:
-        """Build the model."""
-        return build_model(GraphTransformer, self)
 
 
 PRESETS: dict[str, dict[str, Any]] = {

@@ -18,7 +18,7 @@ from topomask.models.neighbors import AnchorNeighbors, NeighborLayer, WalkNeighb
 from topomask.nn import MLP, Attention, TransformerBlock
 from topomask.nn.sparse_rows import apply_linear
 from topomask.support.checks import check_choice, check_options, check_sizes
-from topomask.support.config import Options, build_model, fields_of
+from topomask.support.config import ModelConfig
 
 Neighbors = Literal["grf", "messages", "none"]
 
@@ -193,9 +193,8 @@ def _neighbor_factory(
     return None if kind is None else partial(kind, **options)
 
 
-@fields_of(Interlacer)
 @dataclass(frozen=True)
-class InterlacerConfig(Options):
+class InterlacerConfig(ModelConfig[Interlacer]):
     """The arguments of :class:`Interlacer` as data."""
 
     feature_dim: int = 16
@@ -210,7 +209,3 @@ class InterlacerConfig(Options):
     max_step: float = 0.25
     num_axes: int = 3
     num_walks: int | None = None
-
-    def build(self) -> Interlacer:
-        """Build the model."""
-        return build_model(Interlacer, self)

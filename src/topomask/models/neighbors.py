@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from topomask.graph import Graph
 from topomask.graph.builders import nearest_others
-from topomask.graph.input import Array, check_integer
+from topomask.graph.input import Array, check_counts
 from topomask.masks import WalkMask
 from topomask.nn import MaskedAttention, MessagePassing
 from topomask.nn.message_passing import AnchorLists
@@ -111,8 +111,7 @@ class WalkNeighbors(_SettledLayer):
         self, dim: int, num_neighbors: int = 3, num_hops: int = 3, num_walks: int | None = None, seed: int = 0
     ) -> None:
         super().__init__()
-        for name, value in (("num_neighbors", num_neighbors), ("num_hops", num_hops)):
-            check_integer(name, value, 1)
+        check_counts(num_neighbors=num_neighbors, num_hops=num_hops)
         self.num_neighbors = num_neighbors
         if num_walks is None:
             num_walks = num_neighbors**num_hops
@@ -160,7 +159,7 @@ class AnchorNeighbors(_SettledLayer):
         self, dim: int, num_neighbors: int = 16, anchor_fraction: float = 0.25, seed: int = 0, num_axes: int = 3
     ) -> None:
         super().__init__()
-        check_integer("num_neighbors", num_neighbors, 1)
+        check_counts(num_neighbors=num_neighbors)
         if not 0 < anchor_fraction <= 1:
             raise ValueError(f"`anchor_fraction` must lie in (0, 1], but is {anchor_fraction}.")
         self.num_neighbors, self.anchor_fraction, self.seed = num_neighbors, anchor_fraction, seed

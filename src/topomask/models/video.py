@@ -10,7 +10,7 @@ from topomask.models.attention_variants import AttentionFactory, AttentionOption
 from topomask.models.encoder import GridEncoder, Pooling, init_linear
 from topomask.nn import PatchEmbedding
 from topomask.nn.patches import check_shape, grid_shape, pair, whole_numbers
-from topomask.support.config import Options, build_model, fields_of
+from topomask.support.config import ModelConfig
 
 
 class VideoTransformer(nn.Module):
@@ -89,9 +89,8 @@ class VideoTransformer(nn.Module):
         return self.head(self.represent(videos))
 
 
-@fields_of(VideoTransformer)
 @dataclass(frozen=True)
-class VideoTransformerConfig(Options):
+class VideoTransformerConfig(ModelConfig[VideoTransformer]):
     """The arguments of :class:`VideoTransformer` as data. Recipes set sizes that are None from the data."""
 
     num_frames: int | None = None
@@ -107,7 +106,3 @@ class VideoTransformerConfig(Options):
     attention: str = "grf-softmax"
     attention_options: AttentionOptions = field(default_factory=AttentionOptions)
     pooling: Pooling = "mean"
-
-    def build(self) -> VideoTransformer:
-        """Build the model; fields that are None take its defaults."""
-        return build_model(VideoTransformer, self)

@@ -17,7 +17,7 @@ from topomask.models.encoder import GridEncoder, Pooling, init_linear
 from topomask.nn import PatchEmbedding
 from topomask.nn.patches import check_shape, grid_shape, pair, whole_numbers
 from topomask.support.checks import check_choice
-from topomask.support.config import Options, build_model, fields_of
+from topomask.support.config import ModelConfig
 
 
 class VisionTransformer(nn.Module):
@@ -84,9 +84,8 @@ class VisionTransformer(nn.Module):
         return self.head(self.represent(images))
 
 
-@fields_of(VisionTransformer)
 @dataclass(frozen=True)
-class VisionTransformerConfig(Options):
+class VisionTransformerConfig(ModelConfig[VisionTransformer]):
     """The arguments of :class:`VisionTransformer` as data. Recipes set sizes that are None from the data."""
 
     image_size: int | tuple[int, int] | None = None
@@ -123,10 +122,6 @@ class VisionTransformerConfig(Options):
             options = dataclasses.replace(config.attention_options, halt_prob=None).obeyed_by(changes["attention"])
             config = dataclasses.replace(config, attention_options=options)
         return dataclasses.replace(config, **changes)
-
-    def build(self) -> VisionTransformer:
-        """Build the model; fields that are None take its defaults."""
-        return build_model(VisionTransformer, self)
 
 
 _IMAGENET: dict[str, Any] = {"image_size": 224, "in_channels": 3, "num_classes": 1000}

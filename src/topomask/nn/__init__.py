@@ -21,19 +21,4 @@ if TYPE_CHECKING:
     from topomask.nn.stochastic_position import StochasticPositionEncoding as StochasticPositionEncoding
     from topomask.walks.modulation import Modulation as Modulation
 
-_HOMES = {
-    "attention": ("Attention", "MaskedAttention"),
-    "block": ("MLP", "TransformerBlock"),
-    "graph_convolution": ("GraphConvolution",),
-    "message_passing": ("AnchorLists", "MessagePassing"),
-    "patches": ("PatchEmbedding",),
-    "readout": ("GraphReadout",),
-    "sparse_rows": ("SparseRows",),
-    "stochastic_position": ("StochasticPositionEncoding",),
-    "topomask.attention.feature_maps": ("Exp", "ExponentialMap", "SoftmaxFeatures"),
-    "topomask.walks.modulation": ("Modulation",),
-}
-
-__all__ = sorted(name for names in _HOMES.values() for name in names)
-
-__getattr__, __dir__ = lazy_names(__name__, _HOMES)
+__getattr__, __dir__, __all__ = lazy_names(__name__)

@@ -161,16 +161,12 @@ class MaskedAttention(HeadProjections):
     """Multi-head self-attention modulated by a graph mask.
 
     Args:
-        dim: Width of the tokens.
-        num_heads: Number of query heads.
+        dim, num_heads, num_kv_heads, feature_map, bias: As in :class:`Attention`.
         mask: A mask with ``num_heads`` heads or one. Several layers may share it.
-        num_kv_heads: Number of key and value heads, a divisor of ``num_heads``. Default: ``num_heads``.
         kind: ``"linear"`` or ``"softmax"`` attention.
-        feature_map: See :func:`topomask.masked_attention`; for linear attention only. Default: ``"relu"``.
         normalizer: See :func:`topomask.masked_attention`. Default: that of the mask.
         strategy: See :func:`topomask.masked_attention`.
         dropout: Probability of dropping a pair in training.
-        bias: Whether projections have a bias.
 
     Example:
         >>> import torch, topomask as tm

@@ -6,14 +6,12 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 import numpy as np
-import scipy.sparse as sp
 import torch
 from torch import Tensor, nn
 
 from topomask.attention.inputs import check_features, check_tokens
 from topomask.graph import Graph
-from topomask.graph.records import Recipe, SparseMatrix, find_record
-from topomask.ops.sparse_product import make_pattern
+from topomask.graph.records import Recipe, SparseMatrix, find_record, pattern_of, with_self_loops
 from topomask.support.checks import check_choice
 
 Aggregation = Literal["gcn", "sum"]
@@ -55,7 +53,7 @@ class GraphConvolution(nn.Module):
         """Convolve tokens [N, C] on a graph, or on a batch of graphs."""
         check_features(x, graph, self.linear.in_features)
         check_tokens(x, self.linear)
-        matrix = find_record(graph, _RECIPES[self.aggregation], x.device, torch.float32)
+        matrix = find_record(graph, NEIGHBOR_SUMS[self.aggregation], x.device, torch.float32)
         out = matrix.multiply(self.linear(x))
         return out + self.bias if self.root is None else out + self.root(x) + self.bias
 
@@ -71,17 +69,14 @@ class _NeighborSums(Recipe):
     def make(self, graph: Graph, device: torch.device, dtype: torch.dtype) -> SparseMatrix:  # noqa: ARG002
         matrix = graph.to_scipy()
         if self.aggregation == "gcn":
-            matrix = matrix + sp.diags_array((matrix.diagonal() == 0).astype(np.float64), format="csr")
-            matrix.sort_indices()
+            matrix = with_self_loops(matrix)
             # Without absolute values, degrees of a signed graph may be 0.
             degrees = np.abs(matrix).sum(axis=1)
             scales = 1.0 / np.sqrt(degrees)
             rows = np.repeat(np.arange(len(degrees)), np.diff(matrix.indptr))
             matrix.data = matrix.data * scales[rows] * scales[matrix.indices]
-        pointers, columns = (torch.from_numpy(x.astype(np.int64)) for x in (matrix.indptr, matrix.indices))
-        pattern = make_pattern(pointers, columns, graph.num_nodes).to(device)
         # In double precision: a product converts it to its own.
-        return SparseMatrix(pattern, torch.from_numpy(matrix.data).to(device))
+        return SparseMatrix(pattern_of(matrix).to(device), torch.from_numpy(matrix.data).to(device))
 
 
-_RECIPES = {name: _NeighborSums(name).shared() for name in get_args(Aggregation)}
+NEIGHBOR_SUMS = {name: _NeighborSums(name).shared() for name in get_args(Aggregation)}

@@ -11,9 +11,10 @@ from torch import Tensor, nn
 
 from topomask.attention.inputs import check_tokens
 from topomask.graph.input import check_scipy
+from topomask.graph.records import pattern_of
 from topomask.nn.dropout import drop
 from topomask.ops import segments
-from topomask.ops.sparse_product import Pattern, make_pattern, spmm
+from topomask.ops.sparse_product import Pattern, spmm
 
 
 class SparseRows:
@@ -53,9 +54,7 @@ class SparseRows:
         matrix = sp.csr_array(matrix, copy=True)
         matrix.sum_duplicates()
         matrix.eliminate_zeros()
-        pointers, columns = (torch.from_numpy(x.astype(np.int64)) for x in (matrix.indptr, matrix.indices))
-        pattern = make_pattern(pointers, columns, matrix.shape[1])
-        return cls(pattern, torch.from_numpy(matrix.data.astype(np.float32)))
+        return cls(pattern_of(matrix), torch.from_numpy(matrix.data.astype(np.float32)))
 
     def to_scipy(self) -> Any:
         """Convert to a SciPy sparse matrix."""

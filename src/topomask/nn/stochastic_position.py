@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from topomask.graph.input import check_integer
+from topomask.graph.input import check_counts
 from topomask.masks.mask import SeededModule
 from topomask.masks.stochastic_codes import Kind, check_seed, load_seed, make_templates, save_seed
 
@@ -37,9 +37,7 @@ class StochasticPositionEncoding(SeededModule):
         head_dim: Width of queries and keys D.
         num_heads: Number of heads H.
         num_realizations: Width of the results R. The error of a product falls as :math:`1 / \sqrt R`.
-        kind: ``"sine"`` or ``"conv"``.
-        num_sines: Number of cosines per template, for ``"sine"``. Default: 5.
-        kernel_size: Length of the filters, for ``"conv"``; templates are 0 from this lag on. Default: 128.
+        kind, num_sines, kernel_size: As in :class:`topomask.StochasticPositionMask`.
         gated: Whether to learn the constants :math:`\delta_d`, which start at one half. Otherwise they are 0.
         seed: Seed of the noise in evaluation. Default: drawn from torch's generator.
 
@@ -68,8 +66,7 @@ class StochasticPositionEncoding(SeededModule):
         seed: int | None = None,
     ) -> None:
         super().__init__()
-        for name, size in (("head_dim", head_dim), ("num_heads", num_heads), ("num_realizations", num_realizations)):
-            check_integer(name, size, 1)
+        check_counts(head_dim=head_dim, num_heads=num_heads, num_realizations=num_realizations)
         self.head_dim, self.num_heads, self.num_realizations = head_dim, num_heads, num_realizations
         self.seed = check_seed(seed)
         self._offer_seed()

@@ -21,7 +21,8 @@ from topomask.pictures.layouts import layout
 from topomask.pictures.named_graphs import NamedGraph, load_graph
 from topomask.pictures.named_masks import build_mask
 from topomask.pictures.pages import Section, Table, draw_picture, to_html
-from topomask.pictures.plots import add_colour_bar, draw_on_graph, mask_rows, save_figure, shades, write_content
+from topomask.pictures.plots import add_colour_bar, draw_on_graph, mask_rows, save_figure, shades
+from topomask.support.files import write_content
 
 PICTURES = ("rows", "heat", "spectrum")
 SUFFIXES = (".png", ".svg", ".pdf", ".html")

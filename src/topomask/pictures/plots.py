@@ -111,8 +111,3 @@ def save_figure(figure: Figure, path: Path, dpi: int = 150) -> None:
     """Save a figure in the format given by the suffix of the path."""
     kind = path.suffix[1:].lower()
     write_atomically(path, lambda temporary: figure.savefig(temporary, dpi=dpi, format=kind))
-
-
-def write_content(path: Path, content: bytes) -> None:
-    """Write a file completely or not at all."""
-    write_atomically(path, lambda temporary: temporary.write_bytes(content))

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, get_args
 from torch import Tensor, nn
 from tyro.conf import Suppress
 
+from topomask.support.checks import check_choice
 from topomask.support.imports import EXTRAS, installed
 from topomask.train import (
     Epochs,
@@ -125,17 +126,12 @@ class ValidatedExperiment(Experiment):
     """
 
     final_split: ClassVar[str | None] = "test"
+    held_out = "val"
 
     choose_by: ChooseBy = "metric"
 
     def __post_init__(self) -> None:
-        if self.choose_by not in get_args(ChooseBy):
-            raise ValueError(f"`choose_by` must be one of {get_args(ChooseBy)}, but is {self.choose_by!r}.")
-
-    @property
-    def held_out(self) -> str:
-        """The split to evaluate on during training."""
-        return "val"
+        check_choice("choose_by", self.choose_by, get_args(ChooseBy))
 
     def task(self) -> Task:
         """The loss and its metrics."""
@@ -170,14 +166,7 @@ def digest_of(parts: Iterable[Tensor]) -> str:
 
 
 def train_recipe(experiment: Experiment, folder: Path, *, resume: bool = False, fallback: bool = False) -> Result:
-    """Train, and write config, metrics, checkpoints and plots to a folder.
-
-    Args:
-        experiment: What to train.
-        folder: Run folder.
-        resume: Continue the run in the folder, if there is one.
-        fallback: If the last checkpoint is damaged, use the one before it.
-    """
+    """Train, and write config, metrics, checkpoints and plots to a folder; see :func:`topomask.train.run`."""
     # Checkpoints and plots need these. Fail now, not after the training.
     missing = [module for module in ("safetensors", "matplotlib") if not installed(module)]
     if missing:

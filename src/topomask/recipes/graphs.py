@@ -150,11 +150,7 @@ def _folds(data: GraphData, whole: GraphSet) -> list[Fold]:
 
 @dataclass(frozen=True, kw_only=True)
 class GraphExperiment(ValidatedExperiment):
-    """A graph classifier and its data; subclasses add the group ``model``.
-
-    Args:
-        data: The graphs.
-    """
+    """A graph classifier and its data; subclasses add the group ``model``."""
 
     data: GraphData
 
@@ -181,22 +177,14 @@ class GraphExperiment(ValidatedExperiment):
 
 @dataclass(frozen=True, kw_only=True)
 class GraphTransformerExperiment(GraphExperiment):
-    """A graph transformer and its graphs.
-
-    Args:
-        model: The model.
-    """
+    """A graph transformer and its graphs."""
 
     model: GraphTransformerConfig = field(default_factory=GraphTransformerConfig)
 
 
 @dataclass(frozen=True, kw_only=True)
 class GraphNetworkExperiment(GraphExperiment):
-    """A message-passing network (PyG) and its graphs.
-
-    Args:
-        model: The model.
-    """
+    """A message-passing network (PyG) and its graphs."""
 
     model: GraphNetworkConfig = field(default_factory=GraphNetworkConfig)
 

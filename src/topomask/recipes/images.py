@@ -12,11 +12,7 @@ from topomask.train import OptimConfig, TrainConfig
 
 @dataclass(frozen=True, kw_only=True)
 class ImageExperiment(LabelledExperiment):
-    """A vision transformer and its pictures.
-
-    Args:
-        model: The model.
-    """
+    """A vision transformer and its pictures."""
 
     of_videos = False
 

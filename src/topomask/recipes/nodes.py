@@ -82,11 +82,7 @@ def _load(name: str, root: Path, scaling: Scaling | None, metric: Metric | None)
 
 @dataclass(frozen=True, kw_only=True)
 class NodeExperiment(ValidatedExperiment):
-    """A node classifier and its graph, which is one batch; subclasses add the group ``model``.
-
-    Args:
-        data: The graph.
-    """
+    """A node classifier and its graph, which is one batch; subclasses add the group ``model``."""
 
     data: NodeData
 
@@ -117,22 +113,14 @@ class NodeExperiment(ValidatedExperiment):
 
 @dataclass(frozen=True, kw_only=True)
 class NodeTransformerExperiment(NodeExperiment):
-    """A graph transformer and its graph.
-
-    Args:
-        model: The model.
-    """
+    """A graph transformer and its graph."""
 
     model: GraphTransformerConfig = field(default_factory=GraphTransformerConfig)
 
 
 @dataclass(frozen=True, kw_only=True)
 class NodeNetworkExperiment(NodeExperiment):
-    """A message-passing network (PyG) and its graph.
-
-    Args:
-        model: The model.
-    """
+    """A message-passing network (PyG) and its graph."""
 
     model: GraphNetworkConfig = field(default_factory=GraphNetworkConfig)
 

@@ -35,22 +35,13 @@ class ParticleData:
 
 @dataclass(frozen=True, kw_only=True)
 class ParticleExperiment(Experiment):
-    """An Interlacer and its bodies.
-
-    Args:
-        data: The bodies.
-        model: The model.
-    """
+    """An Interlacer and its bodies."""
 
     predicts_files: ClassVar[bool] = True
+    held_out = "test"
 
     data: ParticleData = field(default_factory=ParticleData)
     model: InterlacerConfig = field(default_factory=InterlacerConfig)
-
-    @property
-    def held_out(self) -> str:
-        """The split to evaluate on, six frames ahead."""
-        return "test"
 
     def fitted(self) -> Self:
         """Return the experiment itself: nothing depends on the data."""

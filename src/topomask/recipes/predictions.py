@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,10 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from topomask.data.npz import read_npz
+from topomask.data.npz import read_npz, write_npz
 from topomask.recipes.labelled import LabelledExperiment
 from topomask.recipes.registry import TrainedRun
-from topomask.support.files import write_atomically
 
 
 @dataclass(frozen=True)
@@ -82,9 +80,7 @@ def _follow(run: TrainedRun, path: Path, num_steps: int, target: Path) -> Predic
             moved, changed = model.rollout(positions, features, num_steps)
     except ValueError as error:
         raise ValueError(f"{path} does not fit the model: {error}") from None
-    content = io.BytesIO()
-    np.savez(content, positions=moved.numpy(), features=changed.numpy())
-    write_atomically(target, lambda temporary: temporary.write_bytes(content.getvalue()))
+    write_npz(target, positions=moved.numpy(), features=changed.numpy())
     mean = float((moved[-1] - positions).norm(dim=-1).mean())
     facts = {"file": str(path), "written": str(target), "steps": num_steps, "mean_distance": mean}
     return Prediction(f"{path}: {len(positions):,} particles move {mean:.3g} m on average, {target}", facts)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import pkgutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,9 +29,7 @@ RECIPES = {
 
 def find_recipe(name: str) -> Callable[[], Experiment]:
     """Find the function of a recipe; its docstring describes the recipe."""
-    module = importlib.import_module(f"topomask.recipes.{look_up(RECIPES, 'recipe', name)}")
-    found: Callable[[], Experiment] = getattr(module, name.replace("-", "_"))
-    return found
+    return pkgutil.resolve_name(f"topomask.recipes.{look_up(RECIPES, 'recipe', name)}:{name.replace('-', '_')}")
 
 
 def recipe(name: str) -> Experiment:
@@ -41,14 +39,7 @@ def recipe(name: str) -> Experiment:
 
 @dataclass(frozen=True)
 class TrainedRun:
-    """A trained model and its experiment.
-
-    Args:
-        experiment: The experiment.
-        model: The model, with the weights of a checkpoint.
-        checkpoint: The checkpoint.
-        step: The step of the checkpoint.
-    """
+    """An experiment, its model with the weights of a checkpoint, and the step of the checkpoint."""
 
     experiment: Experiment
     model: nn.Module

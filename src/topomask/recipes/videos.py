@@ -12,11 +12,7 @@ from topomask.train import OptimConfig, TrainConfig
 
 @dataclass(frozen=True, kw_only=True)
 class VideoExperiment(LabelledExperiment):
-    """A video transformer and its videos.
-
-    Args:
-        model: The model.
-    """
+    """A video transformer and its videos."""
 
     of_videos = True
 

@@ -16,7 +16,7 @@ import types
 from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import repeat, takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Self, TypeVar, Union, get_args, get_origin
 
 from topomask.support.checks import did_you_mean
 
@@ -55,10 +55,6 @@ def apply_overrides(config: _Config, arguments: Sequence[str]) -> _Config:
         ...     betas: tuple[float, float] = (0.9, 0.999)
         >>> apply_overrides(Optim(), ["--lr", "3e-4", "--betas", "0.9", "0.95"])
         Optim(lr=0.0003, betas=(0.9, 0.95))
-        >>> apply_overrides(Optim(), ["--beta", "1"])
-        Traceback (most recent call last):
-        ...
-        topomask.support.config.UsageError: Unrecognized options: --beta, 1. Did you mean --betas? Run topomask --help.
     """
     from tyro.conf import FlagConversionOff
 
@@ -248,23 +244,23 @@ class Options:
         return type(self)(**{name: value for name, value in self.given().items() if name in names})
 
 
-def build_model(model: type[_Model], config: Options) -> _Model:
-    """Build a model from its config; fields that are None take the default of the model."""
-    arguments = config.given()
-    for name, parameter in inspect.signature(model).parameters.items():
-        if parameter.default is parameter.empty and name not in arguments:
-            raise ValueError(f"`{name}` is None. Set it, or train with a recipe, which takes it from the data.")
-    return model(**arguments)
+class ModelConfig(Options, Generic[_Model]):
+    """Base class of the arguments of a model as data. A subclass is a dataclass, whose fields the model describes."""
 
+    _model: ClassVar[type[Any]]
 
-def fields_of(model: type) -> Callable[[type[_Model]], type[_Model]]:
-    """Describe the fields of a config, for ``help`` and the command line, with the arguments of its model."""
-
-    def decorate(config: type[_Model]) -> type[_Model]:
-        text = (inspect.getdoc(model) or "").partition("Args:\n")[2].partition("\n\n")[0]
+    def __init_subclass__(cls) -> None:
+        """Describe the fields, for ``help`` and the command line, with the arguments of the model."""
+        super().__init_subclass__()
+        (cls._model,) = get_args(cls.__orig_bases__[0])  # type: ignore[attr-defined]
+        text = (inspect.getdoc(cls._model) or "").partition("Args:\n")[2].partition("\n\n")[0]
         # Without the markup of Sphinx.
-        text = re.sub(r":\w+:`~?(?:[\w.]*\.)?(\w+)`|``", r"\1", text)
-        config.__doc__ = f"{config.__doc__}\n\nAttributes:\n{text}"
-        return config
+        cls.__doc__ = re.sub(r":\w+:`~?(?:[\w.]*\.)?(\w+)`|``", r"\1", f"{cls.__doc__}\n\nAttributes:\n{text}")
 
-    return decorate
+    def build(self) -> _Model:
+        """Build the model; fields that are None take its defaults."""
+        arguments = self.given()
+        for name, parameter in inspect.signature(self._model).parameters.items():
+            if parameter.default is parameter.empty and name not in arguments:
+                raise ValueError(f"`{name}` is None. Set it, or train with a recipe, which takes it from the data.")
+        return self._model(**arguments)

@@ -42,6 +42,11 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
     flush_to_disk(path.parent)
 
 
+def write_content(path: Path, content: bytes) -> None:
+    """Write a file atomically."""
+    write_atomically(path, lambda temporary: temporary.write_bytes(content))
+
+
 def explained(error: OSError, path: Path) -> OSError:
     """Explain the error of a file that could not be written, if the disk is full; otherwise return it unchanged."""
     if error.errno not in _FULL:

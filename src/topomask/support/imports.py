@@ -2,45 +2,53 @@
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import importlib
+import importlib.metadata
 import importlib.util
+import inspect
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 
-def lazy_names(package: str, homes: Mapping[str, Sequence[str]]) -> tuple[Callable[..., Any], Callable[..., list[str]]]:
-    """Make ``__getattr__`` and ``__dir__`` of a package that imports its names when they are first used.
+def lazy_names(
+    package: str, more: Mapping[str, str] | None = None
+) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+    """Make ``__getattr__``, ``__dir__`` and ``__all__`` of a package that imports its names when they are first used.
 
-    The package also imports the names under ``TYPE_CHECKING`` and lists them in ``__all__``.
+    The names are those that the package imports under ``if TYPE_CHECKING:``, where type checkers find them too; this
+    function reads them there. Modules of the package are attributes as well.
 
     Args:
         package: The ``__name__`` of the package.
-        homes: The names in each module. Modules of the package become names too; others are given by their full name.
+        more: More names, each with the full name of its module.
 
     Example:
-        >>> get, _ = lazy_names("topomask.support", {"imports": ("lazy_names",)})
-        >>> get("lazy_names").__module__
-        'topomask.support.imports'
+        >>> get, _, names = lazy_names("topomask.walks")
+        >>> names[:2], get("WalkFeatures").__module__
+        (['Coupling', 'Ensemble'], 'topomask.walks.features')
     """
-    home_of = {name: home for home, names in homes.items() for name in names}
+    this = sys.modules[package]
+    home_of = dict(more or {})
+    for block in ast.parse(inspect.getsource(this)).body:
+        if isinstance(block, ast.If):
+            imports = [each for each in block.body if isinstance(each, ast.ImportFrom)]
+            home_of |= {name.name: each.module or "" for each in imports for name in each.names if name.name != "*"}
 
     def get(name: str) -> Any:
-        if name not in home_of and name not in homes:
+        if home_of.get(name, package) != package:
+            value = getattr(importlib.import_module(home_of[name]), name)
+        elif name.startswith("_") or importlib.util.find_spec(f"{package}.{name}") is None:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        home = home_of.get(name, name)
-        value = importlib.import_module(home if "." in home else f"{package}.{home}")
-        if name in home_of:
-            # Like `from home import name`.
-            value = getattr(value, name, None) or importlib.import_module(f"{value.__name__}.{name}")
+        else:
+            value = importlib.import_module(f"{package}.{name}")
         # The next access finds a plain attribute.
-        setattr(sys.modules[package], name, value)
+        setattr(this, name, value)
         return value
 
-    def names() -> list[str]:
-        return sorted({*vars(sys.modules[package]), *home_of, *(home for home in homes if "." not in home)})
-
-    return get, names
+    return get, lambda: sorted({*vars(this), *home_of}), sorted(home_of)
 
 
 class Extra(NamedTuple):
@@ -68,6 +76,13 @@ EXTRAS = {
 def installed(module: str) -> bool:
     """Whether a package is installed, without importing it."""
     return importlib.util.find_spec(module) is not None
+
+
+def version_of(distribution: str) -> str | None:
+    """The version of an installed package, by its name for pip; None if it is not installed."""
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        return importlib.metadata.version(distribution)
+    return None
 
 
 def need(module: str, purpose: str) -> Any:

@@ -8,63 +8,34 @@ from typing import TYPE_CHECKING
 from topomask.support.imports import lazy_names
 
 if TYPE_CHECKING:
-    from topomask.train.checkpoint import Checkpoint, CheckpointError, load_weights, read_checkpoint, save_checkpoint
-    from topomask.train.config import OptimConfig, TrainConfig
-    from topomask.train.graph_tasks import GraphClassification, NodeClassification, roc_auc
-    from topomask.train.loop import run
-    from topomask.train.plots import plot_metric, plot_modulations, plot_run
-    from topomask.train.processes import join_processes, seed_everything
-    from topomask.train.reports import read_metrics
-    from topomask.train.run_folder import FolderInUse, find_checkpoint
-    from topomask.train.running import Result
-    from topomask.train.step import NonFiniteError, build_optimizer, learning_rate
-    from topomask.train.tasks import Classification, Epochs, ParticleMotion, Regression, Task, evaluate
+    from topomask.train.checkpoint import Checkpoint as Checkpoint
+    from topomask.train.checkpoint import CheckpointError as CheckpointError
+    from topomask.train.checkpoint import load_weights as load_weights
+    from topomask.train.checkpoint import read_checkpoint as read_checkpoint
+    from topomask.train.checkpoint import save_checkpoint as save_checkpoint
+    from topomask.train.config import OptimConfig as OptimConfig
+    from topomask.train.config import TrainConfig as TrainConfig
+    from topomask.train.graph_tasks import GraphClassification as GraphClassification
+    from topomask.train.graph_tasks import NodeClassification as NodeClassification
+    from topomask.train.graph_tasks import roc_auc as roc_auc
+    from topomask.train.loop import run as run
+    from topomask.train.plots import plot_metric as plot_metric
+    from topomask.train.plots import plot_modulations as plot_modulations
+    from topomask.train.plots import plot_run as plot_run
+    from topomask.train.processes import join_processes as join_processes
+    from topomask.train.processes import seed_everything as seed_everything
+    from topomask.train.reports import read_metrics as read_metrics
+    from topomask.train.run_folder import FolderInUse as FolderInUse
+    from topomask.train.run_folder import find_checkpoint as find_checkpoint
+    from topomask.train.running import Result as Result
+    from topomask.train.step import NonFiniteError as NonFiniteError
+    from topomask.train.step import build_optimizer as build_optimizer
+    from topomask.train.step import learning_rate as learning_rate
+    from topomask.train.tasks import Classification as Classification
+    from topomask.train.tasks import Epochs as Epochs
+    from topomask.train.tasks import ParticleMotion as ParticleMotion
+    from topomask.train.tasks import Regression as Regression
+    from topomask.train.tasks import Task as Task
+    from topomask.train.tasks import evaluate as evaluate
 
-__all__ = [
-    "Checkpoint",
-    "CheckpointError",
-    "Classification",
-    "Epochs",
-    "FolderInUse",
-    "GraphClassification",
-    "NodeClassification",
-    "NonFiniteError",
-    "OptimConfig",
-    "ParticleMotion",
-    "Regression",
-    "Result",
-    "Task",
-    "TrainConfig",
-    "build_optimizer",
-    "evaluate",
-    "find_checkpoint",
-    "join_processes",
-    "learning_rate",
-    "load_weights",
-    "plot_metric",
-    "plot_modulations",
-    "plot_run",
-    "read_checkpoint",
-    "read_metrics",
-    "roc_auc",
-    "run",
-    "save_checkpoint",
-    "seed_everything",
-]
-
-__getattr__, __dir__ = lazy_names(
-    __name__,
-    {
-        "checkpoint": ("Checkpoint", "CheckpointError", "load_weights", "read_checkpoint", "save_checkpoint"),
-        "config": ("OptimConfig", "TrainConfig"),
-        "graph_tasks": ("GraphClassification", "NodeClassification", "roc_auc"),
-        "loop": ("run",),
-        "plots": ("plot_metric", "plot_modulations", "plot_run"),
-        "processes": ("join_processes", "seed_everything"),
-        "reports": ("read_metrics",),
-        "run_folder": ("FolderInUse", "find_checkpoint"),
-        "running": ("Result",),
-        "step": ("NonFiniteError", "build_optimizer", "learning_rate"),
-        "tasks": ("Classification", "Epochs", "ParticleMotion", "Regression", "Task", "evaluate"),
-    },
-)
+__getattr__, __dir__, __all__ = lazy_names(__name__)

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from topomask.data import GraphBatch, NodeBatch
 from topomask.data.node_sets import Metric
+from topomask.support.checks import check_choice
 from topomask.train.tasks import Classification, Task, accuracy, in_full
 
 
@@ -45,8 +46,7 @@ class NodeClassification(Task):
     higher_is_better = True
 
     def __init__(self, metric: Metric = "accuracy") -> None:
-        if metric not in get_args(Metric):
-            raise ValueError(f"`metric` must be one of {get_args(Metric)}, but is {metric!r}.")
+        check_choice("metric", metric, get_args(Metric))
         self.monitor = self.metric = metric
 
     def loss(self, model: nn.Module, batch: NodeBatch) -> tuple[Tensor, dict[str, Tensor]]:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from topomask.support.files import explained, parse_json, write_atomically
+from topomask.support.files import explained, parse_json, write_content
 from topomask.support.imports import installed, need
 
 # Keeps the logs of long runs readable; the metrics file has every line.
@@ -47,7 +47,7 @@ class Journal:
         kept = b"".join(text for line, text in found if line["step"] <= step)
         if not content.startswith(kept):
             # Some lines to remove are between lines that stay, so truncating is not enough.
-            write_atomically(path, lambda temporary: temporary.write_bytes(kept))
+            write_content(path, kept)
         # Unbuffered, so that every line is written at once.
         file = path.open("r+b", buffering=0)
         file.truncate(len(kept))

@@ -8,7 +8,6 @@ import hashlib
 import json
 import platform
 import warnings
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,8 @@ from filelock import FileLock, Timeout
 import topomask
 from topomask.attention import costs
 from topomask.support.config import flat
-from topomask.support.files import write_atomically
+from topomask.support.files import write_content
+from topomask.support.imports import version_of
 from topomask.train.checkpoint import Checkpoint, CheckpointError, read_checkpoint
 from topomask.train.config import FREE_FIELDS
 
@@ -67,8 +67,7 @@ class RunFolder:
         checkpoint = self._last_good(fallback)
         if checkpoint is not None:
             self._check_config(checkpoint)
-        text = json.dumps(self.record, indent=2) + "\n"
-        write_atomically(self.path / "config.json", lambda path: path.write_text(text))
+        write_content(self.path / "config.json", (json.dumps(self.record, indent=2) + "\n").encode())
         return None if checkpoint is None else checkpoint.path
 
     def close(self) -> None:
@@ -175,8 +174,7 @@ def versions() -> dict[str, str]:
         "python": platform.python_version(),
         "threads": str(torch.get_num_threads()),
     }
-    for name in ("numba", "scipy", "scikit-learn", "torch-geometric"):
-        with contextlib.suppress(metadata.PackageNotFoundError):
-            found[name] = metadata.version(name)
+    others = {name: version_of(name) for name in ("numba", "scipy", "scikit-learn", "torch-geometric")}
+    found |= {name: version for name, version in others.items() if version is not None}
     constants = json.dumps(dict(costs.constants), sort_keys=True)
     return found | {"costs": hashlib.blake2b(constants.encode(), digest_size=4).hexdigest()}

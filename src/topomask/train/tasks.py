@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from topomask.support.checks import check_probabilities
 from topomask.train.config import Precision
 from topomask.train.processes import Processes
 
@@ -99,8 +100,7 @@ class Classification(Task):
     higher_is_better = True
 
     def __init__(self, label_smoothing: float = 0.0) -> None:
-        if not 0 <= label_smoothing < 1:
-            raise ValueError(f"`label_smoothing` must lie in [0, 1), but is {label_smoothing}.")
+        check_probabilities(label_smoothing=label_smoothing)
         self.label_smoothing = label_smoothing
 
     def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, dict[str, Tensor]]:

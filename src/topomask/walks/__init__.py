@@ -10,11 +10,4 @@ if TYPE_CHECKING:
 
 __all__ = ["SAMPLER_VERSION", "Coupling", "Ensemble", "WalkFeatures", "Weighting", "random_walks", "sample_features"]
 
-__getattr__, __dir__ = lazy_names(
-    __name__,
-    {
-        "features": ("WalkFeatures", "Weighting"),
-        "sample": ("SAMPLER_VERSION", "Coupling", "Ensemble", "random_walks", "sample_features"),
-        **dict.fromkeys(("checkpoint", "modulation", "recipe", "record", "series", "theory"), ()),
-    },
-)
+__getattr__, __dir__, _ = lazy_names(__name__)

@@ -82,11 +82,6 @@ class Modulation(nn.Module):
         """Number of heads H."""
         return self.weight.shape[0]
 
-    @property
-    def max_length(self) -> int:
-        """Longest walk L."""
-        return self.weight.shape[1] - 1
-
     def forward(self) -> Tensor:
         """The modulation f, [H, L + 1], in at least float32."""
         weight = self.weight.to(torch.promote_types(self.weight.dtype, torch.float32))
@@ -94,4 +89,4 @@ class Modulation(nn.Module):
 
     def extra_repr(self) -> str:
         """Shown when the module is printed."""
-        return f"num_heads={self.num_heads}, max_length={self.max_length}, positive={self.positive}"
+        return f"num_heads={self.num_heads}, max_length={self.weight.shape[1] - 1}, positive={self.positive}"

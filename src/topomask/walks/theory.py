@@ -11,6 +11,7 @@ from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
 from topomask.graph import Graph, Normalization
+from topomask.support.checks import check_sizes
 
 # Warn if random walk lengths inflate the second moment of the loads by more than this factor.
 _VARIANCE_LIMIT = 10.0
@@ -169,8 +170,7 @@ def _check_probability(name: str, value: float, or_zero: bool = False) -> None:
 
 
 def _check_bound(num_walks: int, c: float) -> None:
-    if num_walks < 1:
-        raise ValueError(f"`num_walks` must be at least 1, but is {num_walks}.")
+    check_sizes(num_walks=num_walks)
     if not 0 < c < math.inf:
         raise ValueError(f"`c` must be positive and finite, but is {c}.")
 
