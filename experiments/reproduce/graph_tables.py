@@ -10,11 +10,7 @@ from experiments.reproduce.targets import Target
 from topomask.models import GraphNetworkConfig, GraphTransformerConfig
 from topomask.models.graph_masks import GraphMaskOptions
 from topomask.recipes import graphs
-from topomask.recipes.graphs import (
-    GraphData,
-    GraphNetworkExperiment,
-    GraphTransformerExperiment,
-)
+from topomask.recipes.graphs import GraphData, GraphExperiment
 
 BIO = ("DD", "NCI1", "PROTEINS", "ENZYMES")
 SOCIAL = ("IMDB-BINARY", "IMDB-MULTI", "REDDIT-BINARY", "COLLAB")
@@ -117,7 +113,7 @@ def gkat(name: str) -> Study:
     optim = replace(recipe.train.optim, lr=setting.lr)
     train = replace(recipe.train, optim=optim, epochs=setting.epochs, patience=setting.patience)
 
-    def experiment(preset: str, fields: dict[str, Any]) -> GraphTransformerExperiment:
+    def experiment(preset: str, fields: dict[str, Any]) -> GraphExperiment:
         model = GraphTransformerConfig.preset(preset, **(_MODEL | (setting.model or {}) | fields))
         return replace(recipe, data=GraphData(name, batch_size=setting.batch_size), model=model, train=train)
 
@@ -174,11 +170,11 @@ def motif(name: str) -> Study:
     train = replace(recipe.train, optim=optim, epochs=_MOTIF_EPOCHS, patience=None)
     shape: dict[str, Any] = {"dim": 32, "depth": 2, "readout": "mean"}
 
-    def ours(preset: str, **fields: Any) -> GraphTransformerExperiment:
+    def ours(preset: str, **fields: Any) -> GraphExperiment:
         model = GraphTransformerConfig.preset(preset, **shape, **fields)
         return replace(recipe, data=data, train=train, model=model)
 
-    def network(layer: Any, **fields: Any) -> GraphNetworkExperiment:
+    def network(layer: Any, **fields: Any) -> GraphExperiment:
         model = GraphNetworkConfig(layer=layer, num_heads=4, **shape, **fields)
         return replace(baseline, data=data, train=train, model=model)
 

@@ -12,7 +12,7 @@ from topomask.models import GraphNetworkConfig, GraphTransformerConfig
 from topomask.models.graph_masks import GraphMaskOptions
 from topomask.recipes import nodes as recipes
 from topomask.recipes.experiment import ChooseBy
-from topomask.recipes.nodes import NodeData, NodeNetworkExperiment, NodeTransformerExperiment
+from topomask.recipes.nodes import NodeData, NodeExperiment
 from topomask.train import OptimConfig, TrainConfig
 
 _WALKS = GraphMaskOptions(num_walks=16, max_length=4)
@@ -128,11 +128,11 @@ def nodes(name: str) -> Study:
     recipe, baseline = recipes.nodes(), recipes.nodes_baseline()
     data = NodeData(name)
 
-    def ours(preset: str, **fields: Any) -> NodeTransformerExperiment:
+    def ours(preset: str, **fields: Any) -> NodeExperiment:
         model = GraphTransformerConfig.preset(preset, **(setting.model | fields))
         return replace(recipe, data=data, model=model, train=setting.train, choose_by=setting.choose_by)
 
-    def network(layer: Literal["gcn", "gat"]) -> NodeNetworkExperiment:
+    def network(layer: Literal["gcn", "gat"]) -> NodeExperiment:
         model = GraphNetworkConfig(layer=layer, **setting.networks.get(layer, {}))
         train = setting.network_train.get(layer, setting.train)
         return replace(baseline, data=data, model=model, train=train, choose_by=setting.choose_by)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-from tyro.conf import FlagConversionOff, Suppress, arg
+from tyro.conf import AvoidSubcommands, FlagConversionOff, Suppress, arg
 
 from topomask.cli import parse
 from topomask.support.config import UsageError
@@ -31,7 +31,7 @@ def command(arguments: Sequence[str]) -> Callable[[], None]:
         except ValueError as error:
             raise UsageError(str(error)) from None
         experiment = recipe(name)
-        kind = Annotated[type(experiment), FlagConversionOff]
+        kind = Annotated[type(experiment), AvoidSubcommands, FlagConversionOff]
 
     def run(
         *,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Self
@@ -150,9 +150,10 @@ def _folds(data: GraphData, whole: GraphSet) -> list[Fold]:
 
 @dataclass(frozen=True, kw_only=True)
 class GraphExperiment(ValidatedExperiment):
-    """A graph classifier and its data; subclasses add the group ``model``."""
+    """A graph transformer, or a message-passing network (PyG), and its graphs."""
 
     data: GraphData
+    model: GraphTransformerConfig | GraphNetworkConfig
 
     def fitted(self) -> Self:
         """Return a copy with the number of features and classes of the data."""
@@ -165,7 +166,7 @@ class GraphExperiment(ValidatedExperiment):
     def batches(self, split: str, training: bool = False) -> GraphBatches:
         """Batches of a split."""
         # Batch normalisation in the head needs two graphs.
-        needs_two = training and getattr(self.model, "head_norm", None) is not None  # type: ignore[attr-defined]
+        needs_two = training and getattr(self.model, "head_norm", None) is not None
         graphs, size = self.data.load(split), self.data.batch_size
         least = min(2, size) if needs_two else 1
         return GraphBatches(graphs, size, seed=self.train.seed, shuffle=training, min_graphs=least)
@@ -175,27 +176,13 @@ class GraphExperiment(ValidatedExperiment):
         return GraphClassification()
 
 
-@dataclass(frozen=True, kw_only=True)
-class GraphTransformerExperiment(GraphExperiment):
-    """A graph transformer and its graphs."""
-
-    model: GraphTransformerConfig = field(default_factory=GraphTransformerConfig)
-
-
-@dataclass(frozen=True, kw_only=True)
-class GraphNetworkExperiment(GraphExperiment):
-    """A message-passing network (PyG) and its graphs."""
-
-    model: GraphNetworkConfig = field(default_factory=GraphNetworkConfig)
-
-
 def _training(lr: float = 1e-3) -> TrainConfig:
     return TrainConfig(OptimConfig(lr=lr, warmup=0.05, weight_decay=1e-2), epochs=100, patience=20, log_every=50)
 
 
-def graphs() -> GraphTransformerExperiment:
+def graphs() -> GraphExperiment:
     """Graph classification on a fold of the fair comparison: set data.name, such as PROTEINS."""
-    return GraphTransformerExperiment(
+    return GraphExperiment(
         recipe="graphs",
         data=GraphData("PROTEINS"),
         model=GraphTransformerConfig.preset("grf", local="sum", readout="mean", dropout=0.2),
@@ -203,20 +190,20 @@ def graphs() -> GraphTransformerExperiment:
     )
 
 
-def gkat() -> GraphTransformerExperiment:
+def gkat() -> GraphExperiment:
     """Graph classification with GKAT: softmax attention, masked by how often the walks of two nodes meet."""
     return replace(graphs(), recipe="gkat", model=GraphTransformerConfig.preset("gkat", readout="mean", dropout=0.2))
 
 
-def gkat_diffusion() -> GraphTransformerExperiment:
+def gkat_diffusion() -> GraphExperiment:
     """Graph classification with GKAT's diffusion kernel: softmax attention masked by the heat kernel, learnt times."""
     model = GraphTransformerConfig.preset("gkat-diffusion", readout="mean", dropout=0.2)
     return replace(graphs(), recipe="gkat-diffusion", model=model)
 
 
-def graphs_baseline() -> GraphNetworkExperiment:
+def graphs_baseline() -> GraphExperiment:
     """Graph classification with a PyG network: set model.layer to gcn, gat, gin, or sgc with model.norm none."""
-    return GraphNetworkExperiment(
+    return GraphExperiment(
         recipe="graphs-baseline",
         data=GraphData("PROTEINS"),
         model=GraphNetworkConfig(layer="gin", readout="mean", norm="batch", dropout=0.2),
@@ -224,9 +211,9 @@ def graphs_baseline() -> GraphNetworkExperiment:
     )
 
 
-def motif() -> GraphTransformerExperiment:
+def motif() -> GraphExperiment:
     """Detect a motif in generated random graphs: set data.name, such as cycle."""
-    return GraphTransformerExperiment(
+    return GraphExperiment(
         recipe="motif",
         data=GraphData("cycle"),
         model=GraphTransformerConfig.preset("grf", readout="mean"),

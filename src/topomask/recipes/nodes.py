@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Self
@@ -82,9 +82,10 @@ def _load(name: str, root: Path, scaling: Scaling | None, metric: Metric | None)
 
 @dataclass(frozen=True, kw_only=True)
 class NodeExperiment(ValidatedExperiment):
-    """A node classifier and its graph, which is one batch; subclasses add the group ``model``."""
+    """A graph transformer, or a message-passing network (PyG), and its graph, which is one batch."""
 
     data: NodeData
+    model: GraphTransformerConfig | GraphNetworkConfig
 
     def fitted(self) -> Self:
         """Return a copy with the number of features and classes of the data."""
@@ -111,28 +112,14 @@ class NodeExperiment(ValidatedExperiment):
         return NodeClassification(self.data.load().metric)
 
 
-@dataclass(frozen=True, kw_only=True)
-class NodeTransformerExperiment(NodeExperiment):
-    """A graph transformer and its graph."""
-
-    model: GraphTransformerConfig = field(default_factory=GraphTransformerConfig)
-
-
-@dataclass(frozen=True, kw_only=True)
-class NodeNetworkExperiment(NodeExperiment):
-    """A message-passing network (PyG) and its graph."""
-
-    model: GraphNetworkConfig = field(default_factory=GraphNetworkConfig)
-
-
 def _training(epochs: int, lr: float, weight_decay: float) -> TrainConfig:
     optim = OptimConfig(lr=lr, warmup=0.0, weight_decay=weight_decay)
     return TrainConfig(optim, epochs=epochs, patience=epochs // 4, log_every=10, checkpoint_every=20)
 
 
-def nodes() -> NodeTransformerExperiment:
+def nodes() -> NodeExperiment:
     """Node classification in one graph: set data.name, such as coauthor-physics."""
-    return NodeTransformerExperiment(
+    return NodeExperiment(
         recipe="nodes",
         data=NodeData("cora"),
         model=GraphTransformerConfig.preset("grf", local="gcn", dropout=0.5, input_dropout=0.5),
@@ -140,9 +127,9 @@ def nodes() -> NodeTransformerExperiment:
     )
 
 
-def nodes_baseline() -> NodeNetworkExperiment:
+def nodes_baseline() -> NodeExperiment:
     """Node classification with a PyG network: set model.layer to gcn, gat, or sgc with model.dropout 0."""
-    return NodeNetworkExperiment(
+    return NodeExperiment(
         recipe="nodes-baseline",
         data=NodeData("cora"),
         model=GraphNetworkConfig(layer="gcn", dim=16, dropout=0.5, input_dropout=0.5),

@@ -56,9 +56,9 @@ def apply_overrides(config: _Config, arguments: Sequence[str]) -> _Config:
         >>> apply_overrides(Optim(), ["--lr", "3e-4", "--betas", "0.9", "0.95"])
         Optim(lr=0.0003, betas=(0.9, 0.95))
     """
-    from tyro.conf import FlagConversionOff
+    from tyro.conf import AvoidSubcommands, FlagConversionOff
 
-    return read_arguments(type(config), arguments, default=config, config=(FlagConversionOff,))
+    return read_arguments(type(config), arguments, default=config, config=(AvoidSubcommands, FlagConversionOff))
 
 
 def read_arguments(kind: Callable[..., Any], arguments: Sequence[str], prog: str = "topomask", **how: Any) -> Any:
@@ -225,6 +225,10 @@ def _members(kind: Any) -> list[Any]:
 def _read_union(value: Any, kind: Any) -> Any:
     if value is None and type(None) in get_args(kind):
         return None
+    if isinstance(value, Mapping) and all(map(dataclasses.is_dataclass, _members(kind))):
+        # The group that has most of these fields, so that errors are about that one.
+        found = max(_members(kind), key=lambda group: sum(field.name in value for field in dataclasses.fields(group)))
+        return _converter().structure(value, found)
     for member in _members(kind):
         with contextlib.suppress(Exception):
             return _converter().structure(value, member)

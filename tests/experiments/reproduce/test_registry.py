@@ -11,7 +11,7 @@ from experiments.reproduce.study import NOT_AVAILABLE, Study
 from experiments.reproduce.summary import summarize
 from experiments.reproduce.targets import published
 from topomask.data import motifs
-from topomask.recipes.nodes import NodeNetworkExperiment
+from topomask.models import GraphNetworkConfig
 from topomask.support.config import from_dict, to_dict
 
 TABLES = [name for name, make in STUDIES.items() if isinstance(make(), Study)]
@@ -56,7 +56,7 @@ def test_all_rows_have_the_same_budget(name):
     for cell in study.cells:
         for experiment in cell.runs().values():
             assert experiment.data == first.data
-            if isinstance(experiment, NodeNetworkExperiment):
+            if isinstance(experiment.model, GraphNetworkConfig):
                 # Networks of PyG have the settings that they were published with.
                 continue
             assert (experiment.train.epochs, experiment.train.patience) == (first.train.epochs, first.train.patience)
