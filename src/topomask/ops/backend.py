@@ -30,9 +30,18 @@ from torch import Tensor
 # Sums may be reordered, but numbers that are not finite stay so.
 FAST_MATH = frozenset({"reassoc", "contract", "arcp", "nsz"})
 # Options of ``numba.njit`` for what kernels call, without and with reordered sums. Only kernels are called from Python:
-# code that takes arguments apart is most of what compiling a small function takes.
-EXACT: dict[str, Any] = {"error_model": "numpy", "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+# code that takes arguments apart is most of what compiling a small function takes. And references to arrays are not
+# counted, which takes long to compile, and time in inner loops: such a function cannot make arrays, and must not return
+# any to one that does.
+EXACT: dict[str, Any] = {
+    "error_model": "numpy",
+    "no_cpython_wrapper": True,
+    "no_cfunc_wrapper": True,
+    "_nrt": False,
+}
 FAST: dict[str, Any] = EXACT | {"fastmath": set(FAST_MATH)}
+# Of what makes arrays, or returns some to such a function.
+ALLOCATING: dict[str, Any] = EXACT | {"_nrt": True}
 
 
 @cache
@@ -251,11 +260,12 @@ class Kernel:
         function: A function in the subset of Python that Numba compiles.
         fastmath: Whether sums may be reordered; numbers that are not finite stay so. Never where results must be the
             same to the last bit.
+        allocates: Whether the function makes arrays; one that takes its memory as arguments compiles faster.
     """
 
-    def __init__(self, function: Callable[..., Any], fastmath: bool = False) -> None:
+    def __init__(self, function: Callable[..., Any], fastmath: bool = False, allocates: bool = False) -> None:
         self.function = function
-        self.fastmath = fastmath
+        self.fastmath, self.allocates = fastmath, allocates
         self.__doc__ = function.__doc__
 
     @cached_property
@@ -263,7 +273,11 @@ class Kernel:
         """The function, compiled for the types of arguments that it is called with."""
         import numba
 
-        options = (FAST if self.fastmath else EXACT) | {"nogil": True, "no_cpython_wrapper": False}
+        options = (FAST if self.fastmath else EXACT) | {
+            "_nrt": self.allocates,
+            "nogil": True,
+            "no_cpython_wrapper": False,
+        }
         # Numba's cache knows functions by name and file, not by what other files they are built of.
         function = types.FunctionType(self.function.__code__, self.function.__globals__)
         function.__qualname__ = f"{self.function.__name__}_{_source_digest()}"

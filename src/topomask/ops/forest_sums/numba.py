@@ -28,7 +28,7 @@ _MIN_WIDTH = 16
 
 # Rows are found by unsigned places, of which Numba does not ask whether they count from the end, and without counting
 # references to arrays, which would take most of the time.
-_INNER: dict[str, Any] = FAST | {"forceinline": True, "_nrt": False}
+_INNER: dict[str, Any] = FAST | {"forceinline": True}
 _U = np.uint64
 
 

@@ -276,7 +276,8 @@ def _share_keys(layout: Layout, blocks: np.ndarray, num_keys: int) -> tuple[np.n
         return keys, np.zeros(0, np.int64)
     if num_blocks not in layout.shares:
         targets, shared = np.empty(len(keys), np.int32), np.empty(num_keys * (num_blocks - 1), np.int64)
-        found = share_kernel(blocks, layout.tiles, num_keys, targets, shared)
+        last, place = np.zeros(num_keys, np.int32), np.empty(num_keys, np.int32)
+        found = share_kernel(blocks, layout.tiles.starts, keys, num_keys, last, place, targets, shared)
         layout.shares[num_blocks] = targets, shared[:found].copy()
     return layout.shares[num_blocks]
 

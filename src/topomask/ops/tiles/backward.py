@@ -194,24 +194,25 @@ def _backward(
                     spread(chunk, end, head, block, tiles, entries, features, separate, tables, own, more, source_grads)
 
 
-def _share_keys(blocks, tiles, num_keys, targets, shared):
+def _share_keys(blocks, starts, keys, num_keys, last, place, targets, shared):
     """Rows that the blocks of tiles add the gradients of keys to, so that no two blocks add to the same one.
 
     The first block that sees a key has the row of the key itself; the next ones have rows after those of all keys, each
-    of which belongs to the key that ``shared`` says. Returns how many these are.
+    of which belongs to the key that ``shared`` says. Returns how many these are. ``last`` is 0 before: it holds the
+    number of the last block that saw a key, from 1 on, and ``place`` the row of the key in it.
     """
-    last, place, count = np.full(num_keys, -1, np.int32), np.empty(num_keys, np.int32), 0
+    count = 0
     for block in range(blocks.shape[0] - 1):
-        for p in range(tiles.starts[blocks[block]], tiles.starts[blocks[block + 1]]):
-            j = tiles.keys[p]
-            if last[j] != block:
-                if last[j] < 0:
+        for p in range(starts[blocks[block]], starts[blocks[block + 1]]):
+            j = keys[p]
+            if last[j] != block + 1:
+                if last[j] == 0:
                     place[j] = j
                 else:
                     place[j] = num_keys + count
                     shared[count] = j
                     count += 1
-                last[j] = block
+                last[j] = block + 1
             targets[p] = place[j]
     return count
 
