@@ -26,8 +26,7 @@ _MAX_WIDTH = 256
 _MAX_SCRATCH = 1 << 26
 _MIN_WIDTH = 16
 
-# Rows are found by unsigned places, of which Numba does not ask whether they count from the end, and without counting
-# references to arrays, which would take most of the time.
+# Rows are found by unsigned places, of which Numba does not ask whether they count from the end.
 _INNER: dict[str, Any] = FAST | {"forceinline": True}
 _U = np.uint64
 

@@ -121,15 +121,22 @@ def _arrays(factors: Factors) -> _Factors:
     return _Factors(*arrays(factors.row_ptr, factors.columns, factors.column_ptr, factors.rows))
 
 
+def count_pairs(factors: Factors) -> Tensor:
+    """Entries of every row of the product."""
+    starts = row_blocks(factors.row_ptr, MAX_PARTS)
+    counts = torch.zeros(len(factors.row_ptr) - 1, dtype=torch.int64, device="cpu")
+    last_rows = np.zeros((len(starts) - 1, factors.num_keys), np.int64)
+    _count_kernel(len(starts) - 1, _arrays(factors), starts, last_rows, counts.numpy())
+    return counts
+
+
 def pair_pattern(factors: Factors) -> tuple[Tensor, Tensor]:
     """Row pointers and ascending columns of the product."""
-    starts = row_blocks(factors.row_ptr, MAX_PARTS)
-    inputs, shape = (len(starts) - 1, _arrays(factors), starts), (len(starts) - 1, factors.num_keys)
-    counts = torch.zeros(len(factors.row_ptr) - 1, dtype=torch.int64, device="cpu")
-    _count_kernel(*inputs, np.zeros(shape, np.int64), counts.numpy())
-    row_ptr = segments.pointers(counts)
+    row_ptr = segments.pointers(count_pairs(factors))
     columns = torch.empty(int(row_ptr[-1]), dtype=torch.int64, device="cpu")
-    _fill_kernel(*inputs, np.zeros(shape, np.int64), row_ptr.numpy(), columns.numpy())
+    starts = row_blocks(factors.row_ptr, MAX_PARTS)
+    last_rows = np.zeros((len(starts) - 1, factors.num_keys), np.int64)
+    _fill_kernel(len(starts) - 1, _arrays(factors), starts, last_rows, row_ptr.numpy(), columns.numpy())
     return row_ptr, columns
 
 

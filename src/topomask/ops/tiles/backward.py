@@ -14,7 +14,7 @@ from topomask.ops.tiles.records import BackwardScratch
 from topomask.ops.tiles.weights import numbering_of, spread, weights_of
 
 
-@njit(**EXACT)
+@njit(inline="always", **EXACT)
 def _backward_scratch_of(scratch, block):
     """The memory of one block."""
     return BackwardScratch(
@@ -135,7 +135,7 @@ def _write(tile, tiles, rows, grad_q):
             grad_q[i, a] = rows[r * padded_width + a]
 
 
-@njit(**EXACT)
+@njit(inline="always", **EXACT)
 def _differentiate_tile(
     tile, at, item, tiles, tokens, linear, softmax, options, results, weights, magnitudes, targets, grads, scratch,
     backward,

@@ -18,7 +18,7 @@ from topomask.ops.tiles.weights import numbering_of, weights_of
 SMALLEST_TOTAL = np.float32(smallest_total(torch.float32))
 
 
-@njit(**EXACT)
+@njit(inline="always", **EXACT)
 def scratch_of(scratch, block):
     """The memory of one block; rows are 0 where no queries will be."""
     own = Scratch(
