@@ -93,7 +93,7 @@ def _lowest(context, word):
     return types.uint64(types.uint64), generate
 
 
-@njit(inline="always", **EXACT)
+@njit(forceinline=True, **EXACT)
 def _first_record(start, num_walks, latest, records):
     """Record all walkers on their start node."""
     latest[start] = 1
@@ -101,7 +101,7 @@ def _first_record(start, num_walks, latest, records):
     records.place[0] = 0
 
 
-@njit(inline="always", **EXACT)
+@njit(forceinline=True, **EXACT)
 def _draw_together(halt_prob, move, ids, step, first, end, alive, walkers, records):
     """Set the quantiles of repelling walkers, which are counted in records from ``first`` to ``end``."""
     record, rank, quantile = walkers.record, walkers.rank, walkers.quantile
@@ -114,7 +114,7 @@ def _draw_together(halt_prob, move, ids, step, first, end, alive, walkers, recor
             quantile[w] = without_halting(quantile[w], halt_prob)
 
 
-@njit(inline="always", **EXACT)
+@njit(**EXACT)
 def _count_walkers(graph, settings, states, start, latest, walkers, records):
     """Follow the walkers of one row; returns the end of its records."""
     node, number, state, record, rank, quantile = walkers
@@ -177,7 +177,7 @@ def _weigh_walkers(graph, settings, states, start, latest, walkers, records):
     return end
 
 
-@njit(inline="always", **EXACT)
+@njit(forceinline=True, **EXACT)
 def _mark_nodes(end, records, tables):
     """Set the bits of all nodes that have records."""
     bits, words, blocks = tables.bits, tables.words, tables.blocks
@@ -190,7 +190,7 @@ def _mark_nodes(end, records, tables):
         words[block] |= ONE << (word & _IN_WORD)
 
 
-@njit(inline="always", **EXACT)
+@njit(forceinline=True, **EXACT)
 def _list_nodes(records, tables, pair, offset, out):
     """Write marked nodes in order, as columns from ``pair`` on, and clear their bits; returns the next pair.
 
@@ -218,7 +218,7 @@ def _list_nodes(records, tables, pair, offset, out):
     return np.int64(pair)
 
 
-@njit(inline="always", **EXACT)
+@njit(**EXACT)
 def _write_row(end, start, scales, tables, records, origin, pair, entry, out):
     """Write the records of one row in order of node and length, from ``pair`` and ``entry`` on; returns the next pair.
 
