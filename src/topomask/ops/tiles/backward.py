@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from topomask.ops.backend import EXACT, BlockKernel, Kernel
+from topomask.ops.backend import EXACT, BlockKernel
 from topomask.ops.llvm import KEYS
 from topomask.ops.pair_attention import LANES
 from topomask.ops.tiles import row_vectors, vectors
@@ -194,29 +194,6 @@ def _backward(
                     spread(chunk, end, head, block, tiles, entries, features, separate, tables, own, more, source_grads)
 
 
-def _share_keys(blocks, starts, keys, num_keys, last, place, targets, shared):
-    """Rows that the blocks of tiles add the gradients of keys to, so that no two blocks add to the same one.
-
-    The first block that sees a key has the row of the key itself; the next ones have rows after those of all keys, each
-    of which belongs to the key that ``shared`` says. Returns how many these are. ``last`` is 0 before: it holds the
-    number of the last block that saw a key, from 1 on, and ``place`` the row of the key in it.
-    """
-    count = 0
-    for block in range(blocks.shape[0] - 1):
-        for p in range(starts[blocks[block]], starts[blocks[block + 1]]):
-            j = keys[p]
-            if last[j] != block + 1:
-                if last[j] == 0:
-                    place[j] = j
-                else:
-                    place[j] = num_keys + count
-                    shared[count] = j
-                    count += 1
-                last[j] = block + 1
-            targets[p] = place[j]
-    return count
-
-
 def _fold(start_block, stop_block, shared, num_keys, batch, sums):
     """Add the rows of shared keys, which are behind those of all keys of the batch, to the rows of these keys."""
     pieces = sums.shape[1] // LANES
@@ -228,5 +205,4 @@ def _fold(start_block, stop_block, shared, num_keys, batch, sums):
                 sums[b * num_keys + shared[p], a] += sums[row, a]
 
 
-share_kernel, fold_kernel = Kernel(_share_keys), BlockKernel(_fold)
-backward_kernel = BlockKernel(_backward)
+backward_kernel, fold_kernel = BlockKernel(_backward), BlockKernel(_fold)
