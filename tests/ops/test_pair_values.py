@@ -31,6 +31,8 @@ def test_agrees_with_the_reference(name, dtype):
     pattern = reference.pair_pattern(factors)
     for a, b in zip(numba.pair_pattern(factors), pattern, strict=True):
         assert torch.equal(a, b)
+    for backend in (numba, reference):
+        assert torch.equal(backend.count_pairs(factors), pattern[0].diff())
     for heads in ((), (1,), (3,)):
         values = [torch.randn(*heads, len(x.columns), dtype=dtype) for x in (query, key)]
         product = Product(*pattern, factors, *values)

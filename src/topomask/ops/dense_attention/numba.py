@@ -19,7 +19,7 @@ from numba import njit
 from numba.extending import intrinsic
 from torch import Tensor
 
-from topomask.ops.backend import EXACT, MAX_PARTS, BlockKernel, arrays
+from topomask.ops.backend import ALLOCATING, EXACT, MAX_PARTS, BlockKernel, arrays
 from topomask.ops.dense_attention import Attention
 from topomask.ops.llvm import (
     KEYS,
@@ -178,7 +178,7 @@ def _normalize(normalize, totals, out):
         totals[r] = np.float32(np.inf) if abs(total) <= _SMALLEST else total
 
 
-@njit(**EXACT)
+@njit(**ALLOCATING)
 def _forward_part(first, last, tokens, blocks, normalize, out, denominator):
     """Attend for items ``first`` to ``last`` of the batch, flattened with heads."""
     q, k, v = tokens
@@ -208,7 +208,7 @@ def _forward_part(first, last, tokens, blocks, normalize, out, denominator):
         _write_lanes(sums, out[batch, head])
 
 
-@njit(**EXACT)
+@njit(**ALLOCATING)
 def _backward_part(first, last, tokens, output_grads, by_query, by_key, learns, separate, grads, grad_by_key):
     """Compute gradients for items ``first`` to ``last``; those of the mask are added up over these, by head."""
     q, k, v = tokens
@@ -263,7 +263,7 @@ def _backward_part(first, last, tokens, output_grads, by_query, by_key, learns, 
         _write_lanes(grad_values, grads.v[batch, head])
 
 
-@njit(**EXACT)
+@njit(**ALLOCATING)
 def _part_of(blocks, part):
     return Blocks(blocks.weights[part], blocks.magnitudes[part])
 
@@ -296,7 +296,8 @@ def _to_blocks(start_block, stop_block, matrices, out):
                 out[head, block, j, r] = matrices[head, block * LANES + r, j]
 
 
-forward_kernel, backward_kernel, blocks_kernel = BlockKernel(_forward), BlockKernel(_backward), BlockKernel(_to_blocks)
+forward_kernel, backward_kernel = BlockKernel(_forward, allocates=True), BlockKernel(_backward, allocates=True)
+blocks_kernel = BlockKernel(_to_blocks)
 
 
 def _make_blocks(weights: Tensor, magnitudes: Tensor | None) -> Blocks:

@@ -6,8 +6,6 @@ threads never wait for each other.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import torch
 from numba import njit
@@ -21,12 +19,8 @@ from topomask.ops.sparse_product import numba as sparse_product
 _WIDTH = 64
 _MIN_WIDTH = 8
 
-# Functions that are called in every step allocate nothing, and must not count references to arrays, which would take
-# most of the time.
-_INNER: dict[str, Any] = FAST | {"_nrt": False}
 
-
-@njit(**_INNER)
+@njit(**FAST)
 def _step(row_ptr, columns, values, factor, coefficient, current, previous, out):
     """Replace ``previous`` with ``factor * B current - previous``, and add a multiple of it to ``out``."""
     width = current.shape[1]
@@ -75,7 +69,7 @@ def _expand(start_block, stop_block, row_ptr, columns, values, coefficients, sta
                 out[i, start + c] = total[i, c]
 
 
-_expand_kernel = BlockKernel(_expand, fastmath=True)
+_expand_kernel = BlockKernel(_expand, fastmath=True, allocates=True)
 
 
 def expand(row_ptr: Tensor, columns: Tensor, values: Tensor, coefficients: list[float], x: Tensor) -> Tensor:

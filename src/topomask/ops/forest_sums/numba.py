@@ -26,9 +26,8 @@ _MAX_WIDTH = 256
 _MAX_SCRATCH = 1 << 26
 _MIN_WIDTH = 16
 
-# Rows have unsigned indices, for which Numba does not check whether they count from the end, and references to arrays
-# are not counted, which would take most of the time.
-_INNER: dict[str, Any] = FAST | {"forceinline": True, "_nrt": False}
+# Rows have unsigned indices, for which Numba does not check whether they count from the end.
+_INNER: dict[str, Any] = FAST | {"forceinline": True}
 _U = np.uint64
 
 

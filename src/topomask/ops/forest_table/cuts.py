@@ -224,4 +224,4 @@ def _cut_trees(
     return sides, left
 
 
-root_kernel, cut_kernel = Kernel(_root_trees), Kernel(_cut_trees)
+root_kernel, cut_kernel = Kernel(_root_trees, allocates=True), Kernel(_cut_trees, allocates=True)

@@ -150,7 +150,8 @@ def _sum_gradients(
                 grad_sums[:count] = 0.0
 
 
-_sum_kernel, _gradient_kernel = BlockKernel(_sum_columns), BlockKernel(_sum_gradients, fastmath=True)
+_sum_kernel = BlockKernel(_sum_columns, allocates=True)
+_gradient_kernel = BlockKernel(_sum_gradients, fastmath=True, allocates=True)
 
 
 def _cut_arrays(cuts: Decomposition) -> list[np.ndarray]:

@@ -88,8 +88,8 @@ def estimate_pairs(query: Pattern, key: Pattern, num_rows: int = 64) -> int:
     counts = query.row_ptr.diff()[rows]
     columns = query.columns[segments.ranges(query.row_ptr[rows], counts)]
     sample = join_factors(query, key)._replace(row_ptr=segments.pointers(counts), columns=columns)
-    row_ptr, _ = implementation(__name__, query.columns).pair_pattern(sample)
-    return round(int(row_ptr[-1]) * total / len(rows))
+    found = implementation(__name__, query.columns).count_pairs(sample)
+    return round(int(found.sum()) * total / len(rows))
 
 
 def pair_pattern(query: Pattern, key: Pattern) -> Pattern:

@@ -25,49 +25,48 @@ class _Factors(NamedTuple):
     columns: np.ndarray
     column_ptr: np.ndarray
     rows: np.ndarray
-    num_keys: int
 
 
-def _count(start_block, stop_block, factors, starts, counts):
-    """Count the entries of every row of the product."""
-    row_ptr, columns, column_ptr, rows, num_keys = factors
+def _count(start_block, stop_block, factors, starts, last_rows, counts):
+    """Count the entries of every row of the product; ``last_rows`` has zeros for every block."""
+    row_ptr, columns, column_ptr, rows = factors
     for block in range(start_block, stop_block):
-        seen = np.full(num_keys, -1, np.int64)
+        seen = last_rows[block]
         for i in range(starts[block], starts[block + 1]):
             count = 0
             for entry in range(row_ptr[i], row_ptr[i + 1]):
                 c = columns[entry]
                 for place in range(column_ptr[c], column_ptr[c + 1]):
                     j = rows[place]
-                    if seen[j] != i:
-                        seen[j] = i
+                    if seen[j] != i + 1:
+                        seen[j] = i + 1
                         count += 1
             counts[i] = count
 
 
-def _fill(start_block, stop_block, factors, starts, pair_ptr, pair_columns):
-    """Write the ascending columns of every row of the product."""
-    row_ptr, columns, column_ptr, rows, num_keys = factors
+def _fill(start_block, stop_block, factors, starts, last_rows, pair_ptr, pair_columns):
+    """Write the ascending columns of every row of the product; ``last_rows`` has zeros for every block."""
+    row_ptr, columns, column_ptr, rows = factors
     for block in range(start_block, stop_block):
-        seen = np.full(num_keys, -1, np.int64)
+        seen = last_rows[block]
         for i in range(starts[block], starts[block + 1]):
             p = pair_ptr[i]
             for entry in range(row_ptr[i], row_ptr[i + 1]):
                 c = columns[entry]
                 for place in range(column_ptr[c], column_ptr[c + 1]):
                     j = rows[place]
-                    if seen[j] != i:
-                        seen[j] = i
+                    if seen[j] != i + 1:
+                        seen[j] = i + 1
                         pair_columns[p] = j
                         p += 1
             sort(pair_columns[pair_ptr[i] : pair_ptr[i + 1]])
 
 
-def _values(start_block, stop_block, factors, pair_ptr, pair_columns, query_values, key_values, starts, out):
-    """Compute the values [V, P] of the product on its pattern."""
-    row_ptr, columns, column_ptr, rows, num_keys = factors
+def _values(start_block, stop_block, factors, pair_ptr, pair_columns, query_values, key_values, starts, totals, out):
+    """Compute the values [V, P] of the product on its pattern; ``totals`` has zeros for every block."""
+    row_ptr, columns, column_ptr, rows = factors
     for block in range(start_block, stop_block):
-        total = np.zeros(num_keys, out.dtype)
+        total = totals[block]
         for head in range(out.shape[0]):
             query, key, target = query_values[head], key_values[head], out[head]
             for i in range(starts[block], starts[block + 1]):
@@ -90,13 +89,14 @@ def _backward(
     query_values,
     key_values,
     starts,
+    row_grads,
     grad_query,
     parts_key,
 ):
     """Compute the gradients of query values, [V, P_q], and of key values, [blocks, V, P_k], one summand per block."""
-    row_ptr, columns, column_ptr, rows, num_keys = factors
+    row_ptr, columns, column_ptr, rows = factors
     for block in range(start_block, stop_block):
-        row_grad = np.zeros(num_keys, grads.dtype)
+        row_grad = row_grads[block]
         for head in range(grads.shape[0]):
             grad, query, key = grads[head], query_values[head], key_values[head]
             to_query, to_key = grad_query[head], parts_key[block, head]
@@ -118,19 +118,25 @@ _values_kernel, _backward_kernel = BlockKernel(_values, fastmath=True), BlockKer
 
 
 def _arrays(factors: Factors) -> _Factors:
-    row_ptr, columns, column_ptr, rows = arrays(factors.row_ptr, factors.columns, factors.column_ptr, factors.rows)
-    return _Factors(row_ptr, columns, column_ptr, rows, factors.num_keys)
+    return _Factors(*arrays(factors.row_ptr, factors.columns, factors.column_ptr, factors.rows))
+
+
+def count_pairs(factors: Factors) -> Tensor:
+    """Entries of every row of the product."""
+    starts = row_blocks(factors.row_ptr, MAX_PARTS)
+    counts = torch.zeros(len(factors.row_ptr) - 1, dtype=torch.int64, device="cpu")
+    last_rows = np.zeros((len(starts) - 1, factors.num_keys), np.int64)
+    _count_kernel(len(starts) - 1, _arrays(factors), starts, last_rows, counts.numpy())
+    return counts
 
 
 def pair_pattern(factors: Factors) -> tuple[Tensor, Tensor]:
     """Return row pointers and ascending columns of the product."""
-    starts = row_blocks(factors.row_ptr, MAX_PARTS)
-    inputs = (len(starts) - 1, _arrays(factors), starts)
-    counts = torch.zeros(len(factors.row_ptr) - 1, dtype=torch.int64, device="cpu")
-    _count_kernel(*inputs, counts.numpy())
-    row_ptr = segments.pointers(counts)
+    row_ptr = segments.pointers(count_pairs(factors))
     columns = torch.empty(int(row_ptr[-1]), dtype=torch.int64, device="cpu")
-    _fill_kernel(*inputs, row_ptr.numpy(), columns.numpy())
+    starts = row_blocks(factors.row_ptr, MAX_PARTS)
+    last_rows = np.zeros((len(starts) - 1, factors.num_keys), np.int64)
+    _fill_kernel(len(starts) - 1, _arrays(factors), starts, last_rows, row_ptr.numpy(), columns.numpy())
     return row_ptr, columns
 
 
@@ -146,6 +152,7 @@ def pair_values(product: Product) -> Tensor:
         by_head(query),
         by_head(key),
         starts,
+        query.new_zeros(len(starts) - 1, product.factors.num_keys).numpy(),
         by_head(out),
     )
     return out
@@ -165,6 +172,7 @@ def pair_values_backward(product: Product, grad: Tensor) -> dict[str, Tensor]:
         by_head(query),
         by_head(key),
         starts,
+        grad.new_zeros(len(starts) - 1, product.factors.num_keys).numpy(),
         by_head(grad_query),
         parts_key.numpy(),
     )

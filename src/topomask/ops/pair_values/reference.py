@@ -50,6 +50,11 @@ def _blocks(factors: Factors) -> Iterator[_Block]:
         first = last
 
 
+def count_pairs(factors: Factors) -> Tensor:
+    """Entries of every row of the product."""
+    return pair_pattern(factors)[0].diff()
+
+
 def pair_pattern(factors: Factors) -> tuple[Tensor, Tensor]:
     """Return row pointers and ascending columns of the product."""
     counts, columns = [factors.row_ptr[:0]], [factors.columns[:0]]

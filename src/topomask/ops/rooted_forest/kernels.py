@@ -98,6 +98,6 @@ def _describe(above: Array, depths: Array, trees: Array, kinds: Array) -> None:
             kinds[last[place]] |= LAST
 
 
-root_kernel = Kernel(_root)
+root_kernel = Kernel(_root, allocates=True)
 diameters_kernel = Kernel(_diameters)
-describe_kernel = Kernel(_describe)
+describe_kernel = Kernel(_describe, allocates=True)

@@ -9,6 +9,7 @@ the same weights, those of a head, one after the other (``forward.py``, ``backwa
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -18,7 +19,7 @@ from torch import Tensor
 from topomask.ops.backend import MAX_PARTS, arrays, by_head, row_blocks
 from topomask.ops.llvm import KEYS
 from topomask.ops.pair_attention import LANES
-from topomask.ops.tiles.backward import backward_kernel, fold_kernel, share_kernel
+from topomask.ops.tiles.backward import backward_kernel, fold_kernel
 from topomask.ops.tiles.forward import forward_kernel
 from topomask.ops.tiles.layout import Layout
 from topomask.ops.tiles.records import (
@@ -270,14 +271,28 @@ def sum_blocks(parts: np.ndarray) -> np.ndarray:
 
 
 def _share_keys(layout: Layout, blocks: np.ndarray, num_keys: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the row of gradients of every key of the tiles, and the keys of the rows after the first ``num_keys``."""
+    """Assign rows that blocks of tiles add the gradients of keys to, so that no two blocks add to the same row.
+
+    The first block that sees a key uses the row of the key itself. The next blocks use rows after those of all keys.
+
+    Returns:
+        The row of every key of the tiles, and the keys of the rows after the first ``num_keys``.
+    """
     keys, num_blocks = layout.tiles.keys, len(blocks) - 1
     if num_blocks == 1:
         return keys, np.zeros(0, np.int64)
     if num_blocks not in layout.shares:
-        targets, shared = np.empty(len(keys), np.int32), np.empty(num_keys * (num_blocks - 1), np.int64)
-        found = share_kernel(blocks, layout.tiles, num_keys, targets, shared)
-        layout.shares[num_blocks] = targets, shared[:found].copy()
+        rows, seen = np.arange(num_keys, dtype=np.int32), np.zeros(num_keys, np.bool_)
+        targets, shared = np.empty(len(keys), np.int32), np.empty(0, np.int64)
+        for first, end in pairwise(layout.tiles.starts[blocks]):
+            sees = np.zeros(num_keys, np.bool_)
+            sees[keys[first:end]] = True
+            again = np.flatnonzero(sees & seen)
+            rows[again] = num_keys + len(shared) + np.arange(len(again), dtype=np.int32)
+            targets[first:end] = rows[keys[first:end]]
+            shared = np.concatenate([shared, again])
+            seen |= sees
+        layout.shares[num_blocks] = targets, shared
     return layout.shares[num_blocks]
 
 

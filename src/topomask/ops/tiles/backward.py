@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from topomask.ops.backend import EXACT, BlockKernel, Kernel
+from topomask.ops.backend import EXACT, BlockKernel
 from topomask.ops.llvm import KEYS
 from topomask.ops.pair_attention import LANES
 from topomask.ops.tiles import row_vectors, vectors
@@ -14,7 +14,7 @@ from topomask.ops.tiles.records import BackwardScratch
 from topomask.ops.tiles.weights import numbering_of, spread, weights_of
 
 
-@njit(**EXACT)
+@njit(inline="always", **EXACT)
 def _backward_scratch_of(scratch, block):
     """Return the memory of one block."""
     return BackwardScratch(
@@ -135,7 +135,7 @@ def _write(tile, tiles, rows, grad_q):
             grad_q[i, a] = rows[r * padded_width + a]
 
 
-@njit(**EXACT)
+@njit(inline="always", **EXACT)
 def _differentiate_tile(
     tile, at, item, tiles, tokens, linear, softmax, options, results, weights, magnitudes, targets, grads, scratch,
     backward,
@@ -194,28 +194,6 @@ def _backward(
                     spread(chunk, end, head, block, tiles, entries, features, separate, tables, own, more, source_grads)
 
 
-def _share_keys(blocks, tiles, num_keys, targets, shared):
-    """Assign rows that blocks of tiles add the gradients of keys to, so that no two blocks add to the same row.
-
-    The first block that sees a key uses the row of the key itself. The next blocks use additional rows after those of
-    all keys; ``shared`` is the key of every additional row. Returns the number of additional rows.
-    """
-    last, place, count = np.full(num_keys, -1, np.int32), np.empty(num_keys, np.int32), 0
-    for block in range(blocks.shape[0] - 1):
-        for p in range(tiles.starts[blocks[block]], tiles.starts[blocks[block + 1]]):
-            j = tiles.keys[p]
-            if last[j] != block:
-                if last[j] < 0:
-                    place[j] = j
-                else:
-                    place[j] = num_keys + count
-                    shared[count] = j
-                    count += 1
-                last[j] = block
-            targets[p] = place[j]
-    return count
-
-
 def _fold(start_block, stop_block, shared, num_keys, batch, sums):
     """Add the rows of shared keys, which come after those of all keys of the batch, to the rows of these keys."""
     pieces = sums.shape[1] // LANES
@@ -227,5 +205,4 @@ def _fold(start_block, stop_block, shared, num_keys, batch, sums):
                 sums[b * num_keys + shared[p], a] += sums[row, a]
 
 
-share_kernel, fold_kernel = Kernel(_share_keys), BlockKernel(_fold)
-backward_kernel = BlockKernel(_backward)
+backward_kernel, fold_kernel = BlockKernel(_backward), BlockKernel(_fold)

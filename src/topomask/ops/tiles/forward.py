@@ -18,7 +18,7 @@ from topomask.ops.tiles.weights import numbering_of, weights_of
 SMALLEST_TOTAL = np.float32(smallest_total(torch.float32))
 
 
-@njit(**EXACT)
+@njit(inline="always", **EXACT)
 def scratch_of(scratch, block):
     """Return the memory of one block, with rows set to 0: their padding is never written to."""
     own = Scratch(

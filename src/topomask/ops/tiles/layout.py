@@ -40,8 +40,6 @@ class _Structure(NamedTuple):
     columns: np.ndarray
     column_ptr: np.ndarray  # empty for a pattern
     rows: np.ndarray
-    num_keys: int
-    num_columns: int  # of features
 
 
 class _Counts(NamedTuple):
@@ -55,22 +53,21 @@ class _Counts(NamedTuple):
 
 
 class _Seen(NamedTuple):
-    """Tables of what a tile sees, with one bit per lane that sees it; cleared after use."""
+    """Tables of what a tile sees, with one bit per lane that sees it, for every block of tiles; cleared after use."""
 
-    key_bits: np.ndarray  # [N]
-    keys: np.ndarray  # [N], those that were seen
-    column_bits: np.ndarray  # [C]
-    columns: np.ndarray  # [C]
+    key_bits: np.ndarray  # [blocks, N]
+    keys: np.ndarray  # [blocks, N], those that were seen
+    column_bits: np.ndarray  # [blocks, C]
+    columns: np.ndarray  # [blocks, C]
 
 
-def _order_nodes(row_ptr, columns, order):
+def _order_nodes(row_ptr, columns, taken, links, frontier, order):
     """Put nodes that are close in a graph next to each other, in groups of 16 that grow from a seed.
 
     The neighbour with the most edges into the group is added next, so groups are compact rather than elongated.
+    ``taken`` and ``links`` are all zero at the start; ``frontier`` has room for the neighbours of a group.
     """
     num_nodes = row_ptr.shape[0] - 1
-    taken, links = np.zeros(num_nodes, np.bool_), np.zeros(num_nodes, np.int32)
-    frontier = np.empty(LANES * _NEIGHBOURS, np.int32)
     placed, seed, size = 0, 0, 0
     while placed < num_nodes:
         if placed % LANES == 0 or size == 0:
@@ -104,20 +101,9 @@ def _order_nodes(row_ptr, columns, order):
 
 
 @njit(**EXACT)
-def _make_tables(structure):
-    num_keys, num_columns = structure.num_keys, structure.num_columns
-    return _Seen(
-        np.zeros(num_keys, np.int32),
-        np.empty(num_keys, np.int32),
-        np.zeros(num_columns, np.int32),
-        np.empty(num_columns, np.int32),
-    )
-
-
-@njit(**EXACT)
-def _collect(tile, order, structure, seen):
+def _collect(tile, order, structure, key_bits, keys, column_bits, seen_columns):
     """Collect the keys that a tile sees, through features if there are any; returns the numbers of keys and columns."""
-    row_ptr, columns, column_ptr, rows, _, _ = structure
+    row_ptr, columns, column_ptr, rows = structure
     num_rows, count, num_columns = row_ptr.shape[0] - 1, 0, 0
     through_features = column_ptr.shape[0] > 0
     # The loops repeat the same steps: calling a function with arrays would cost more than the steps themselves.
@@ -126,25 +112,25 @@ def _collect(tile, order, structure, seen):
         for p in range(row_ptr[i], row_ptr[i + 1]):
             column = columns[p]
             if through_features:
-                if seen.column_bits[column] == 0:
-                    seen.columns[num_columns] = column
+                if column_bits[column] == 0:
+                    seen_columns[num_columns] = column
                     num_columns += 1
-                seen.column_bits[column] |= np.int32(1 << r)
+                column_bits[column] |= np.int32(1 << r)
             else:
-                if seen.key_bits[column] == 0:
-                    seen.keys[count] = column
+                if key_bits[column] == 0:
+                    keys[count] = column
                     count += 1
-                seen.key_bits[column] |= np.int32(1 << r)
+                key_bits[column] |= np.int32(1 << r)
     for k in range(num_columns):
-        column = seen.columns[k]
-        lanes = seen.column_bits[column]
-        seen.column_bits[column] = 0
+        column = seen_columns[k]
+        lanes = column_bits[column]
+        column_bits[column] = 0
         for p in range(column_ptr[column], column_ptr[column + 1]):
             key = rows[p]
-            if seen.key_bits[key] == 0:
-                seen.keys[count] = key
+            if key_bits[key] == 0:
+                keys[count] = key
                 count += 1
-            seen.key_bits[key] |= lanes
+            key_bits[key] |= lanes
     return count, num_columns
 
 
@@ -157,37 +143,39 @@ def _bit_count(bits):
     return count
 
 
-def _count_tiles(start_block, stop_block, structure, order, min_lanes, blocks, counts):
+def _count_tiles(start_block, stop_block, structure, order, min_lanes, blocks, seen, counts):
     """Count what every tile sees."""
     for block in range(start_block, stop_block):
-        seen = _make_tables(structure)
+        key_bits, keys = seen.key_bits[block], seen.keys[block]
+        column_bits, columns = seen.column_bits[block], seen.columns[block]
         for tile in range(blocks[block], blocks[block + 1]):
-            num_keys, counts.columns[tile] = _collect(tile, order, structure, seen)
+            num_keys, counts.columns[tile] = _collect(tile, order, structure, key_bits, keys, column_bits, columns)
             together, rest, pairs = 0, 0, 0
             for k in range(num_keys):
-                lanes = _bit_count(seen.key_bits[seen.keys[k]])
+                lanes = _bit_count(key_bits[keys[k]])
                 pairs += lanes
                 if lanes >= min_lanes:
                     together += 1
                 else:
                     rest += lanes
-                seen.key_bits[seen.keys[k]] = 0
+                key_bits[keys[k]] = 0
             counts.together[tile] = (together + KEYS - 1) // KEYS * KEYS
             counts.alone[tile], counts.rest[tile], counts.pairs[tile] = num_keys - together, rest, pairs
 
 
-def _fill_tiles(start_block, stop_block, structure, min_lanes, blocks, rest_starts, tiles, slots):
+def _fill_tiles(start_block, stop_block, structure, min_lanes, blocks, seen, all_key_slots, rest_starts, tiles, slots):
     """Write the keys of every tile, pairs that are processed alone, and the slots of the entries of a pattern."""
     for block in range(start_block, stop_block):
         order, starts, ends, keys, rest_ptr, rest, num_rows = tiles
-        seen, key_slots = _make_tables(structure), np.empty(structure.num_keys, np.int32)
+        key_bits, seen_keys, key_slots = seen.key_bits[block], seen.keys[block], all_key_slots[block]
+        column_bits, columns = seen.column_bits[block], seen.columns[block]
         for tile in range(blocks[block], blocks[block + 1]):
-            num_keys, _ = _collect(tile, order, structure, seen)
-            found = seen.keys[:num_keys]
+            num_keys, _ = _collect(tile, order, structure, key_bits, seen_keys, column_bits, columns)
+            found = seen_keys[:num_keys]
             sort(found)
             place, alone = starts[tile], ends[tile]
             for key in found:
-                if _bit_count(seen.key_bits[key]) >= min_lanes:
+                if _bit_count(key_bits[key]) >= min_lanes:
                     key_slots[key], keys[place] = place - starts[tile], key
                     place += 1
                 else:
@@ -199,7 +187,7 @@ def _fill_tiles(start_block, stop_block, structure, min_lanes, blocks, rest_star
             for r in range(LANES):
                 rest_ptr[tile * LANES + r] = p
                 for k in range(ends[tile], starts[tile + 1]):
-                    if seen.key_bits[keys[k]] >> r & 1:
+                    if key_bits[keys[k]] >> r & 1:
                         rest[p] = k - starts[tile]
                         p += 1
             if slots.shape[0] > 0:
@@ -208,7 +196,7 @@ def _fill_tiles(start_block, stop_block, structure, min_lanes, blocks, rest_star
                     for p in range(structure.row_ptr[i], structure.row_ptr[i + 1]):
                         slots[p] = key_slots[structure.columns[p]] * LANES + r
             for key in found:
-                seen.key_bits[key] = 0
+                key_bits[key] = 0
 
 
 _order_kernel = Kernel(_order_nodes)
@@ -218,8 +206,10 @@ _count_kernel, _fill_kernel = BlockKernel(_count_tiles), BlockKernel(_fill_tiles
 def order_nodes(row_ptr: Tensor, columns: Tensor) -> Tensor:
     """Return the nodes of a graph in groups of 16 that are close to each other, [N], int32."""
     segments.check_once(check_rows, (row_ptr, columns), len(row_ptr) - 1)
-    order = np.empty(len(row_ptr) - 1, np.int32)
-    _order_kernel(*arrays(row_ptr, columns), order)
+    num_nodes = len(row_ptr) - 1
+    taken, links = np.zeros(num_nodes, np.bool_), np.zeros(num_nodes, np.int32)
+    order, frontier = np.empty(num_nodes, np.int32), np.empty(LANES * _NEIGHBOURS, np.int32)
+    _order_kernel(*arrays(row_ptr, columns), taken, links, frontier, order)
     return torch.from_numpy(order)
 
 
@@ -247,14 +237,21 @@ def make_layout(
     if column_ptr is not None and rows is not None:
         key_ptr, key_rows = arrays(column_ptr, rows)
     query_ptr, query_columns = arrays(row_ptr, columns)
-    structure = _Structure(query_ptr, query_columns, key_ptr, key_rows, num_keys, len(key_ptr))
+    structure = _Structure(query_ptr, query_columns, key_ptr, key_rows)
     if order is not None:
         segments.check_permutation("order", order, num_rows)
     in_order = np.arange(num_rows, dtype=np.int32) if order is None else order.to(torch.int32).numpy()
     lanes = np.ascontiguousarray(in_order[np.minimum(np.arange(num_tiles * LANES), num_rows - 1)])
     blocks = np.linspace(0, num_tiles, max(1, torch.get_num_threads()) + 1).astype(np.int64)
     counts = _Counts(*np.zeros((5, num_tiles), np.int64))
-    _count_kernel(len(blocks) - 1, structure, lanes, MIN_LANES, blocks, counts)
+    of_keys, of_columns = (len(blocks) - 1, num_keys), (len(blocks) - 1, len(key_ptr))
+    seen = _Seen(
+        np.zeros(of_keys, np.int32),
+        np.empty(of_keys, np.int32),
+        np.zeros(of_columns, np.int32),
+        np.empty(of_columns, np.int32),
+    )
+    _count_kernel(len(blocks) - 1, structure, lanes, MIN_LANES, blocks, seen, counts)
     starts, rest_starts = (_pointers(sizes) for sizes in (counts.together + counts.alone, counts.rest))
     tiles = Tiles(
         order=lanes,
@@ -266,7 +263,8 @@ def make_layout(
         num_rows=num_rows,
     )
     slots = np.zeros(len(columns) if column_ptr is None else 0, np.int32)
-    _fill_kernel(len(blocks) - 1, structure, MIN_LANES, blocks, rest_starts, tiles, slots)
+    key_slots = np.empty(of_keys, np.int32)
+    _fill_kernel(len(blocks) - 1, structure, MIN_LANES, blocks, seen, key_slots, rest_starts, tiles, slots)
     return Layout(
         tiles,
         slots,

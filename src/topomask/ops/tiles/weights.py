@@ -10,7 +10,7 @@ from topomask.ops.tiles import vectors
 from topomask.ops.tiles.records import Numbering
 
 
-@njit(**EXACT)
+@njit(inline="always", **EXACT)
 def numbering_of(numbering, block):
     """Return the tables of one block, if there are any."""
     if numbering is None:
@@ -67,7 +67,7 @@ def _fill_features(tile, tiles, features, query_values, key_values, numbering, l
         numbering.column_slots[column] = -1
 
 
-@njit(**EXACT)
+@njit(inline="always", **EXACT)
 def _fill(first, end, head, tiles, entries, features, separate_magnitudes, numbering, scratch):
     """Compute weights and magnitudes [keys, 16] of some tiles, one after the other, from entries or features."""
     weights, magnitudes, lanes = scratch.weights, scratch.magnitudes, scratch.feature_lanes
@@ -90,7 +90,7 @@ def _fill(first, end, head, tiles, entries, features, separate_magnitudes, numbe
                 _fill_features(tile, tiles, features, query, key, numbering, lanes, magnitudes[at:])
 
 
-@njit(**EXACT)
+@njit(inline="always", **EXACT)
 def weights_of(first, end, head, tiles, packed, entries, features, separate_magnitudes, numbering, scratch):
     """Return weights and magnitudes [keys, 16] of some tiles and one head; one array for both unless separate."""
     if packed is not None:
@@ -135,7 +135,7 @@ def _spread_features(
         numbering.column_slots[numbering.seen_columns[k]] = -1
 
 
-@njit(**EXACT)
+@njit(inline="always", **EXACT)
 def spread(first, end, head, block, tiles, entries, features, separate_magnitudes, numbering, scratch, backward, grads):
     """Compute the gradients of the source of the weights of some tiles: the derivative of `weights_of`."""
     lanes, grad_lanes = scratch.feature_lanes, backward.grad_feature_lanes

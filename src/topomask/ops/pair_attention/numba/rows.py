@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-from topomask.ops.backend import EXACT, FAST, BlockKernel
+from topomask.ops.backend import ALLOCATING, EXACT, FAST, BlockKernel
 from topomask.ops.pair_attention import LOWEST, MAX_EXPONENT
 from topomask.ops.tiles import row_vectors
 
@@ -127,7 +127,7 @@ def _combine(first, end, places, weights, shift, x, out):
             out[a] += w * x[j, a]
 
 
-@njit(**EXACT)
+@njit(**ALLOCATING)
 def _keys_of(tokens, item):
     """Return which keys of an item are not padding; empty if there is no padding."""
     return tokens.is_key[item] if tokens.is_key.shape[0] > 0 else tokens.is_key[:0, 0]
@@ -291,7 +291,8 @@ def _backward_columns(
 
 
 forward_kernel, forward_linear_kernel = (
-    BlockKernel(_forward, fastmath=True),
+    BlockKernel(_forward, fastmath=True, allocates=True),
     BlockKernel(_forward_linear, fastmath=True),
 )
-rows_kernel, columns_kernel = BlockKernel(_backward_rows, fastmath=True), BlockKernel(_backward_columns, fastmath=True)
+rows_kernel = BlockKernel(_backward_rows, fastmath=True, allocates=True)
+columns_kernel = BlockKernel(_backward_columns, fastmath=True, allocates=True)

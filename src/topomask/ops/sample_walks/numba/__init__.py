@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 from topomask.ops import segments
 from topomask.ops.sample_walks import HALT, MOVE, GraphTensors, Loads, WalkSettings, length_dtype, random
 from topomask.ops.sample_walks.numba import loads, walkers
-from topomask.ops.sample_walks.numba.loads import LoadArrays, Scales, Tables
+from topomask.ops.sample_walks.numba.loads import LoadArrays, Records, Scales, Tables
 
 _COUPLINGS = {"iid": walkers.IID, "antithetic": walkers.ANTITHETIC, "repelling": walkers.REPELLING}
 # The most entries that a chunk of rows may have; bounds the temporary memory.
@@ -39,10 +39,25 @@ def sample_walks(
     )
     parts = LoadArrays(*(np.empty(max_rows * capacity, array.dtype) for array in output.arrays))
     parts = parts._replace(entry_ptr=np.empty(max_rows * capacity, np.uint32))
+    is_sorted = settings.normalization == "none" or graph.signs is not None
+    scratch = _Scratch(
+        *walkers.make_walkers(num_blocks, settings.num_walks, is_sorted),
+        tables,
+        loads.make_records(num_blocks, capacity),
+    )
     for head in heads:
         for chunk in start_nodes.split(max_rows):
-            _sample_chunk(graph, chunk, settings, head, tables, parts, output)
+            _sample_chunk(graph, chunk, settings, head, scratch, parts, output)
     return output.loads()
+
+
+class _Scratch(NamedTuple):
+    """Memory of every block, [blocks, ...]. There are walkers of one kind."""
+
+    walkers: walkers.Walkers | None
+    sorted_walkers: walkers.SortedWalkers | None
+    tables: Tables
+    records: Records
 
 
 class _Output:
@@ -87,7 +102,7 @@ def _sample_chunk(
     start_nodes: Tensor,
     settings: WalkSettings,
     head: int,
-    tables: Tables,
+    scratch: _Scratch,
     parts: LoadArrays,
     output: _Output,
 ) -> None:
@@ -103,13 +118,15 @@ def _sample_chunk(
         len(block_ptr) - 1,
         _graph(graph, None if graph.signs is None else graph.signs.numpy()),
         _settings(settings, by_degree),
-        *((None, True) if by_degree or graph.signs is not None else (True, None)),
+        scratch.walkers,
+        scratch.sorted_walkers,
         _states(settings, head),
         scales,
         start_nodes.numpy().view(np.uint64),
         block_ptr,
         capacity,
-        tables,
+        scratch.tables,
+        scratch.records,
         row_ends,
         block_ends,
         parts,
@@ -142,6 +159,7 @@ def random_walks(graph: GraphTensors, start_nodes: Tensor, settings: WalkSetting
         _states(settings, head),
         start_nodes.numpy().view(np.uint64),
         block_ptr,
+        *walkers.make_walkers(len(block_ptr) - 1, settings.num_walks, settings.coupling == "repelling"),
         out,
     )
     return torch.from_numpy(out)

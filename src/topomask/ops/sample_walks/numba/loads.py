@@ -17,9 +17,8 @@ from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic
 
-from topomask.ops.backend import BlockKernel
+from topomask.ops.backend import EXACT, BlockKernel
 from topomask.ops.sample_walks.numba.walkers import (
-    INNER,
     NOWHERE,
     ONE,
     REPELLING,
@@ -31,10 +30,10 @@ from topomask.ops.sample_walks.numba.walkers import (
     ends,
     fraction,
     keep_walking,
-    make_sorted_walkers,
-    make_walkers,
     row_states,
+    sorted_walkers_of,
     uniform,
+    walkers_of,
     without_halting,
 )
 
@@ -45,11 +44,18 @@ _SIX, _TWELVE, _IN_WORD = np.uint64(6), np.uint64(12), np.uint64(63)
 class Records(NamedTuple):
     """Walkers of one row that are at the same node after the same number of steps; record 0 means none."""
 
-    node: np.ndarray
+    node: np.ndarray  # uint64
     total: np.ndarray  # number of walkers, or sum of their weights
     length: np.ndarray
     place: np.ndarray  # number of records of the same node up to this one
     draw: np.ndarray  # the draw that repelling walkers of the record share
+
+
+def make_records(num_blocks: int, capacity: int) -> Records:
+    """Allocate memory for the records of every block."""
+    # Record 0 means none, and one record is written before it is known whether it is needed.
+    kinds = np.uint64, np.float64, np.int64, np.uint32, np.float64
+    return Records(*(np.empty((num_blocks, capacity + 2), kind) for kind in kinds))
 
 
 class Tables(NamedTuple):
@@ -87,7 +93,7 @@ def _lowest(context, word):
     return types.uint64(types.uint64), generate
 
 
-@njit(forceinline=True, **INNER)
+@njit(forceinline=True, **EXACT)
 def _first_record(start, num_walks, latest, records):
     """Record all walkers at their start node."""
     latest[start] = 1
@@ -95,7 +101,7 @@ def _first_record(start, num_walks, latest, records):
     records.place[0] = 0
 
 
-@njit(forceinline=True, **INNER)
+@njit(forceinline=True, **EXACT)
 def _draw_together(halt_prob, move, ids, step, first, end, alive, walkers, records):
     """Set the quantiles of repelling walkers, which are counted in records from ``first`` to ``end``."""
     record, rank, quantile = walkers.record, walkers.rank, walkers.quantile
@@ -108,7 +114,7 @@ def _draw_together(halt_prob, move, ids, step, first, end, alive, walkers, recor
             quantile[w] = without_halting(quantile[w], halt_prob)
 
 
-@njit(**INNER)
+@njit(**EXACT)
 def _count_walkers(graph, settings, states, start, latest, walkers, records):
     """Follow the walkers of one row; returns the end of its records."""
     node, number, state, record, rank, quantile = walkers
@@ -144,7 +150,7 @@ def _count_walkers(graph, settings, states, start, latest, walkers, records):
     return np.int64(end)
 
 
-@njit(**INNER)
+@njit(**EXACT)
 def _weigh_walkers(graph, settings, states, start, latest, walkers, records):
     """Follow the walkers of one row like :func:`_count_walkers`; weights are summed in the order of the reference."""
     node, number, weight = walkers.node, walkers.number, walkers.weight
@@ -171,7 +177,7 @@ def _weigh_walkers(graph, settings, states, start, latest, walkers, records):
     return end
 
 
-@njit(forceinline=True, **INNER)
+@njit(forceinline=True, **EXACT)
 def _mark_nodes(end, records, tables):
     """Set the bits of all nodes that have records."""
     bits, words, blocks = tables.bits, tables.words, tables.blocks
@@ -184,7 +190,7 @@ def _mark_nodes(end, records, tables):
         words[block] |= ONE << (word & _IN_WORD)
 
 
-@njit(forceinline=True, **INNER)
+@njit(forceinline=True, **EXACT)
 def _list_nodes(records, tables, pair, offset, out):
     """Write marked nodes in order, as columns from ``pair`` on, and clear their bits; returns the next pair.
 
@@ -212,7 +218,7 @@ def _list_nodes(records, tables, pair, offset, out):
     return np.int64(pair)
 
 
-@njit(**INNER)
+@njit(**EXACT)
 def _write_row(end, start, scales, tables, records, origin, pair, entry, out):
     """Write the records of one row in order of node and length, from ``pair`` and ``entry`` on; returns the next pair.
 
@@ -239,39 +245,33 @@ def _write_row(end, start, scales, tables, records, origin, pair, entry, out):
 
 
 def _sample_rows(
-    start_block, stop_block, graph, settings, counts, weighs, states, scales, starts, block_ptr, capacity, all_tables,
-    row_ends, block_ends, out,
+    start_block, stop_block, graph, settings, all_walkers, all_sorted_walkers, states, scales, starts, block_ptr,
+    capacity, all_tables, all_records, row_ends, block_ends, out,
 ):  # fmt: skip
     """Sample blocks of rows, each into the part of ``out`` that begins at ``capacity`` times its first row.
 
-    Walkers are only counted if their weights telescope. One of ``counts`` and ``weighs`` is True and the other None,
+    Walkers are only counted if their weights telescope, and sorted otherwise. The arrays for the other case are None,
     whose branch Numba does not compile.
     """
     for block in range(start_block, stop_block):
         tables = Tables(
             all_tables.latest[block], all_tables.bits[block], all_tables.words[block], all_tables.blocks[block]
         )
-        if counts is not None:
-            walkers = make_walkers(settings.num_walks)
-        if weighs is not None:
-            sorted_walkers = make_sorted_walkers(settings.num_walks)
-        # Record 0 means none, and one record is written before it is known whether it is needed.
-        num_records = capacity + 2
-        records = Records(
-            np.empty(num_records, np.uint64), np.empty(num_records), np.empty(num_records, np.int64),
-            np.empty(num_records, np.uint32), np.empty(num_records),
-        )  # fmt: skip
-        # Read before the loop over rows: in the loop, references to fields would be counted in every row.
-        ids, latest = graph.ids, tables.latest
+        if all_walkers is not None:
+            walkers = walkers_of(all_walkers, block)
+        if all_sorted_walkers is not None:
+            sorted_walkers = sorted_walkers_of(all_sorted_walkers, block)
+        node, total, length, place, draw = all_records
+        records = Records(node[block], total[block], length[block], place[block], draw[block])
         origin = block_ptr[block] * capacity
         pair, entry = origin, origin
         for row in range(block_ptr[block], block_ptr[block + 1]):
             start = starts[row]
-            own = row_states(states, ids[start])
-            if counts is not None:
-                end = _count_walkers(graph, settings, own, start, latest, walkers, records)
-            if weighs is not None:
-                end = _weigh_walkers(graph, settings, own, start, latest, sorted_walkers, records)
+            own = row_states(states, graph.ids[start])
+            if all_walkers is not None:
+                end = _count_walkers(graph, settings, own, start, tables.latest, walkers, records)
+            if all_sorted_walkers is not None:
+                end = _weigh_walkers(graph, settings, own, start, tables.latest, sorted_walkers, records)
             pair = _write_row(end, start, scales, tables, records, origin, pair, entry, out)
             entry += end - 1
             row_ends[row] = pair

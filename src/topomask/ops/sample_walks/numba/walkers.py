@@ -19,10 +19,6 @@ ZERO, ONE = np.uint64(0), np.uint64(1)
 # The node of walkers that have ended.
 NOWHERE = np.uint64((1 << 64) - 1)
 
-# Functions that are called for every row or step allocate nothing, and must not count references to arrays, which would
-# take most of the time.
-INNER: dict[str, Any] = EXACT | {"_nrt": False}
-
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _FIRST = np.uint64(0xBF58476D1CE4E5B9)
 _SECOND = np.uint64(0x94D049BB133111EB)
@@ -83,26 +79,36 @@ class SortedWalkers(NamedTuple):
     next_weight: np.ndarray
 
 
-@njit(**EXACT)
-def make_walkers(num_walks):
-    """Allocate memory for walkers."""
-    return Walkers(
-        np.empty(num_walks, np.uint64), np.empty(num_walks, np.int64), np.empty(num_walks, np.uint64),
-        np.empty(num_walks, np.uint64), np.empty(num_walks), np.empty(num_walks),
-    )  # fmt: skip
+def make_walkers(num_blocks: int, num_walks: int, is_sorted: bool) -> tuple[Walkers | None, SortedWalkers | None]:
+    """Memory for the walkers of every block, [blocks, W], of one kind, and None for the other."""
+
+    def empty(*kinds: Any) -> list[np.ndarray]:
+        return [np.empty((num_blocks, num_walks), kind) for kind in kinds]
+
+    word, integer, number = np.uint64, np.int64, np.float64
+    if is_sorted:
+        return None, SortedWalkers(*empty(word, integer, number, word, word, word, integer, number))
+    return Walkers(*empty(word, integer, word, word, number, number)), None
 
 
-@njit(**EXACT)
-def make_sorted_walkers(num_walks):
-    """Allocate memory for walkers that are kept sorted."""
+@njit(forceinline=True, **EXACT)
+def walkers_of(walkers, block):
+    """The walkers of one block."""
+    node, number, state, record, rank, quantile = walkers
+    return Walkers(node[block], number[block], state[block], record[block], rank[block], quantile[block])
+
+
+@njit(forceinline=True, **EXACT)
+def sorted_walkers_of(walkers, block):
+    """The walkers of one block, and their scratch."""
+    node, number, weight, key, order, next_node, next_number, next_weight = walkers
     return SortedWalkers(
-        np.empty(num_walks, np.uint64), np.empty(num_walks, np.int64), np.empty(num_walks),
-        np.empty(num_walks, np.uint64), np.empty(num_walks, np.uint64),
-        np.empty(num_walks, np.uint64), np.empty(num_walks, np.int64), np.empty(num_walks),
+        node[block], number[block], weight[block], key[block], order[block],
+        next_node[block], next_number[block], next_weight[block],
     )  # fmt: skip
 
 
-@njit(forceinline=True, **INNER)
+@njit(forceinline=True, **EXACT)
 def absorb(state, word):
     """Return the hash state after one more word."""
     x = (state + _GOLDEN) ^ np.uint64(word)
@@ -111,37 +117,37 @@ def absorb(state, word):
     return x ^ (x >> np.uint64(31))
 
 
-@njit(forceinline=True, **INNER)
+@njit(forceinline=True, **EXACT)
 def row_states(states, start_id):
     """Return the hash states of walkers that start at one node."""
     return HashStates(absorb(states.move, start_id), absorb(states.halt, start_id))
 
 
-@njit(forceinline=True, **INNER)
+@njit(forceinline=True, **EXACT)
 def uniform(state):
     """Return a float64 in [0, 1) with 53 random bits."""
     return np.float64(np.int64(state >> np.uint64(11))) * 2.0**-53
 
 
-@njit(forceinline=True, **INNER)
+@njit(forceinline=True, **EXACT)
 def fraction(x):
     """Return the fractional part of x in [0, 2)."""
     return x - 1.0 if x >= 1.0 else x
 
 
-@njit(forceinline=True, **INNER)
+@njit(forceinline=True, **EXACT)
 def without_halting(quantile, halt_prob):
     """Rescale a quantile that also decides about halting, for moving; negative if the walker halts."""
     return (quantile - halt_prob) / (1.0 - halt_prob)
 
 
-@njit(forceinline=True, **INNER)
+@njit(forceinline=True, **EXACT)
 def ends(graph, here, quantile):
     """Whether a walker ends: it halts, which a negative quantile means, or its node has no out-edges."""
     return graph.row_ptr[here] == graph.row_ptr[here + ONE] or quantile < 0.0
 
 
-@njit(forceinline=True, **INNER)
+@njit(forceinline=True, **EXACT)
 def choose_edge(graph, here, quantile):
     """Return the position of the edge whose share of the node's total weight contains the quantile."""
     begin = graph.row_ptr[here]
@@ -161,7 +167,7 @@ def choose_edge(graph, here, quantile):
     return begin + low
 
 
-@njit(forceinline=True, **INNER)
+@njit(forceinline=True, **EXACT)
 def _halts(settings, states, number, step):
     """Whether a walker that moves independently halts before a step."""
     if settings.coupling == ANTITHETIC:
@@ -170,7 +176,7 @@ def _halts(settings, states, number, step):
     return uniform(absorb(absorb(states.halt, number), step)) < settings.halt_prob
 
 
-@njit(**INNER)
+@njit(**EXACT)
 def draw_singly(settings, states, step, alive, walkers):
     """Set the quantiles of walkers that move independently, negative if they halt."""
     quantile = walkers.quantile
@@ -182,7 +188,7 @@ def draw_singly(settings, states, step, alive, walkers):
                 quantile[w] = -1.0
 
 
-@njit(**INNER)
+@njit(**EXACT)
 def keep_walking(alive, walkers):
     """Remove walkers that have ended; returns how many remain."""
     node, number, state, record, rank, _ = walkers
@@ -195,7 +201,7 @@ def keep_walking(alive, walkers):
     return kept
 
 
-@njit(**INNER)
+@njit(**EXACT)
 def _sort(key, order, count):
     """Write the indices that sort the keys, which must be distinct, to ``order``; may also sort the keys."""
     if count <= _FEW:
@@ -222,7 +228,7 @@ def _sort(key, order, count):
         gap //= 3
 
 
-@njit(forceinline=True, **INNER)
+@njit(forceinline=True, **EXACT)
 def _draw_sorted(settings, states, step, number, rank, size, shared):
     """Return the quantile of a walker, the ``rank``-th of ``size`` at its node; negative if it halts."""
     if settings.coupling == REPELLING:
@@ -233,7 +239,7 @@ def _draw_sorted(settings, states, step, number, rank, size, shared):
     return uniform(absorb(absorb(states.move, number), step))
 
 
-@njit(**INNER)
+@njit(**EXACT)
 def advance(graph, settings, states, step, alive, walkers):
     """Let walkers, which are sorted by node, take one step, and sort them again; returns how many remain."""
     node, number, weight, key, order, next_node, next_number, next_weight = walkers
@@ -270,7 +276,7 @@ def advance(graph, settings, states, step, alive, walkers):
     return moved
 
 
-@njit(**INNER)
+@njit(**EXACT)
 def _follow_singly(graph, settings, states, start, walkers, out):
     """Write the walks of one row whose walkers move independently, [W, L + 1]."""
     node, number = walkers.node, walkers.number
@@ -293,7 +299,7 @@ def _follow_singly(graph, settings, states, start, walkers, out):
             alive = keep_walking(alive, walkers)
 
 
-@njit(**INNER)
+@njit(**EXACT)
 def _follow_repelling(graph, settings, states, start, walkers, out):
     """Write the walks of one row whose walkers share draws, [W, L + 1]."""
     node, number = walkers.node, walkers.number
@@ -308,16 +314,21 @@ def _follow_repelling(graph, settings, states, start, walkers, out):
             out[np.uint64(number[w]), step] = node[w]
 
 
-def _follow_rows(start_block, stop_block, graph, settings, states, starts, block_ptr, out):
-    """Follow every walker of every row, [R, W, L + 1]; -1 once it has ended."""
+def _follow_rows(
+    start_block, stop_block, graph, settings, states, starts, block_ptr, all_walkers, all_sorted_walkers, out
+):
+    """Follow every walker of every row, [R, W, L + 1]; -1 once it has ended. There are walkers of one kind."""
     for block in range(start_block, stop_block):
-        walkers, sorted_walkers = make_walkers(settings.num_walks), make_sorted_walkers(settings.num_walks)
+        if all_walkers is not None:
+            walkers = walkers_of(all_walkers, block)
+        if all_sorted_walkers is not None:
+            sorted_walkers = sorted_walkers_of(all_sorted_walkers, block)
         for row in range(block_ptr[block], block_ptr[block + 1]):
             start = starts[row]
             own = row_states(states, graph.ids[start])
-            if settings.coupling == REPELLING:
+            if all_sorted_walkers is not None:
                 _follow_repelling(graph, settings, own, start, sorted_walkers, out[row])
-            else:
+            if all_walkers is not None:
                 _follow_singly(graph, settings, own, start, walkers, out[row])
 
 
