@@ -6,7 +6,6 @@ import gzip
 import math
 import struct
 import zlib
-from functools import partial
 from pathlib import Path
 from typing import BinaryIO, NamedTuple, cast
 
@@ -67,8 +66,7 @@ _SOURCES = {
 }
 
 
-def _load(
-    name: str,
+def mnist(
     split: str = "train",
     *,
     root: str | Path | None = None,
@@ -78,10 +76,9 @@ def _load(
     limit: int | None = None,
     max_bytes: int | None = None,
 ) -> InMemorySet:
-    """Load a set from the folder of its name in the data root.
+    """Handwritten digits, from the folder ``mnist`` of the data root.
 
     Args:
-        name: One of ``_SOURCES``.
         split: ``"train"``, ``"val"`` (held out of the training set) or ``"test"``.
         root: The data root, see :func:`topomask.data.data_root`.
         download: Download files that are missing.
@@ -92,8 +89,34 @@ def _load(
             times the size of the file, between 16 MiB and 512 MiB.
 
     References:
-        LeCun et al. (1998), Gradient-based learning applied to document recognition. Xiao et al. (2017), Fashion-MNIST.
+        LeCun et al. (1998), Gradient-based learning applied to document recognition.
     """
+    everything = _read("mnist", split, root, download, max_bytes)
+    part = choose(everything.labels, split, val_fraction=val_fraction, split_seed=split_seed, limit=limit)
+    return everything.subset(part)
+
+
+def fashion_mnist(
+    split: str = "train",
+    *,
+    root: str | Path | None = None,
+    download: bool = False,
+    val_fraction: float = 0.0,
+    split_seed: int = 0,
+    limit: int | None = None,
+    max_bytes: int | None = None,
+) -> InMemorySet:
+    """Images of clothes, from the folder ``fashion-mnist`` of the data root; the arguments are those of :func:`mnist`.
+
+    References:
+        Xiao et al. (2017), Fashion-MNIST.
+    """
+    everything = _read("fashion-mnist", split, root, download, max_bytes)
+    part = choose(everything.labels, split, val_fraction=val_fraction, split_seed=split_seed, limit=limit)
+    return everything.subset(part)
+
+
+def _read(name: str, split: str, root: str | Path | None, download: bool, max_bytes: int | None) -> InMemorySet:
     source = _SOURCES[name]
     images_file, labels_file = _find(name, source, split, root, download)
     images, labels = read_idx(images_file, 3, max_bytes), read_idx(labels_file, 1, max_bytes)
@@ -104,12 +127,7 @@ def _load(
         )
     if int(labels.max()) >= len(source.classes):
         raise ValueError(f"{labels_file} must hold labels below {len(source.classes)}, but holds {int(labels.max())}.")
-    part = choose(labels, split, val_fraction=val_fraction, split_seed=split_seed, limit=limit)
-    return InMemorySet(images[part][:, None], labels[part], source.classes, (source.mean,), (source.std,))
-
-
-mnist = partial(_load, "mnist")
-fashion_mnist = partial(_load, "fashion-mnist")
+    return InMemorySet(images[:, None], labels, source.classes, (source.mean,), (source.std,))
 
 
 def _find(name: str, source: _Source, split: str, root: str | Path | None, download: bool) -> list[Path]:
