@@ -27,11 +27,11 @@ def functionals(query: torch.Tensor, key: torch.Tensor | None, f: torch.Tensor, 
     return torch.cat([per_length, (u @ mask @ v)[None], mask.trace()[None]])
 
 
-def z_scores(samples: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:
-    """Student's t of every functional; 0 where nothing is random and the truth is met."""
+def z_scores(samples: torch.Tensor, truth: torch.Tensor, rounding: float = 1e-10) -> torch.Tensor:
+    """Student's t of every functional; 0 where nothing is random and the truth is met up to rounding."""
     error, spread = samples.mean(0) - truth, samples.std(0) / len(samples) ** 0.5
-    fixed = spread < 1e-12
-    assert (error[fixed].abs() < 1e-10).all()
+    fixed = spread < rounding / 100
+    assert (error[fixed].abs() < rounding).all()
     return torch.where(fixed, 0.0, error / torch.where(fixed, 1.0, spread)).abs()
 
 

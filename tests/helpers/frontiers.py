@@ -9,6 +9,7 @@ import numpy as np
 
 import topomask as tm
 from helpers.graphs import directed_graph, ragged_batch, ragged_graph, signed_graph, star_graph
+from topomask.ops.expand_frontiers import FrontierSettings
 
 
 def hubs_graph(num_nodes: int = 120) -> tm.Graph:
@@ -45,3 +46,13 @@ GRAPHS: dict[str, tuple[Callable[[], tm.Graph], tuple[str, ...]]] = {
     "one node": (lambda: tm.path_graph(1), ("sym",)),
     "one node with a loop": (lambda: tm.Graph.from_edges([(0, 0)], weights=[-2.0], signed=True), ("sym", "none")),
 }
+
+
+def settings_of(
+    width: int, max_length: int, prune: str = "largest", normalization: str = "sym", **options
+) -> FrontierSettings:
+    """What the op takes, by default with as many columns as a frontier has entries."""
+    default = {"max_entries": width, "tolerance": None} if prune == "largest" else {}
+    default |= {"length_weights": tuple(0.8**length for length in range(max_length + 1))}
+    options = {"max_entries": None, "tolerance": None} | default | options
+    return FrontierSettings(width, max_length, prune, euclidean=normalization == "sym", **options)

@@ -5,20 +5,13 @@ import pytest
 import torch
 
 import topomask as tm
-from helpers.frontiers import GRAPHS, random_graph
+from helpers.frontiers import GRAPHS, random_graph, settings_of
 from helpers.graphs import ragged_batch, signed_graph, star_graph
-from topomask.ops.expand_frontiers import Edges, FrontierSettings, expand_frontiers, numba, reference
+from topomask.ops.expand_frontiers import Edges, expand_frontiers, numba, reference
 from topomask.ops.expand_frontiers.hubs import cut_hubs
 from topomask.ops.expand_frontiers.ordering import magnitudes, tie_hashes
 from topomask.ops.expand_frontiers.reference import thin
 from topomask.walks.expand import _edges
-
-
-def settings_of(width: int, max_length: int, prune: str = "largest", normalization: str = "sym", **options):
-    default = {"max_entries": width, "tolerance": None} if prune == "largest" else {}
-    default |= {"length_weights": tuple(0.8**length for length in range(max_length + 1))}
-    options = {"max_entries": None, "tolerance": None} | default | options
-    return FrontierSettings(width, max_length, prune, euclidean=normalization == "sym", **options)
 
 
 def assert_same(found, expected) -> None:

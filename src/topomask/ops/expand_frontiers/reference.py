@@ -134,28 +134,26 @@ def _keep_largest(cut: CutEdges, rows: Rows, frontier: Entries) -> tuple[Entries
 
 def _resample(rows: Rows, frontier: Entries, step: int) -> Entries:
     """Expand frontiers and thin them, without bias."""
-    edges, width = rows.edges, rows.settings.width
-    columns, values = edges.columns.numpy(), edges.values.numpy()
+    edges, width, ids = rows.edges, rows.settings.width, rows.edges.ids
+    columns, values, degrees = edges.columns.numpy(), edges.values.numpy(), edges.row_ptr.diff().numpy()
     source, edge = _neighbours(frontier, edges.row_ptr.numpy())
     weights = values[edge]
-    degrees = np.diff(edges.row_ptr.numpy())
     hubs = np.flatnonzero(degrees[frontier.node] > width)
-    draws = random.uniform(rows.state(HUB, frontier.row[hubs], frontier.node[hubs], step)).numpy()
-    ends = np.searchsorted(source, hubs, side="right")
-    for hub, end, draw in zip(hubs, ends, draws, strict=True):
-        node = frontier.node[hub]
-        own = slice(end - degrees[node], end)
-        ties = tie_hashes(edges.ids[node], edges.ids[columns[edge[own]]])
-        weights[own] = thin(weights[own], ties, width, draw)
+    if len(hubs):
+        ends = np.searchsorted(source, hubs, side="right")
+        ties = tie_hashes(ids[frontier.node[source]], ids[columns[edge]])
+        draws = random.uniform(rows.state(HUB, frontier.row[hubs], frontier.node[hubs], step)).numpy()
+        for start, end, draw in zip(ends - degrees[frontier.node[hubs]], ends, draws, strict=True):
+            weights[start:end] = thin(weights[start:end], ties[start:end], width, draw)
     terms = frontier.value[source] * weights
-    found, _ = _add_up(frontier.row[source], columns[edge], terms, len(edges.ids))
+    found, _ = _add_up(frontier.row[source], columns[edge], terms, len(ids))
     ptr = np.searchsorted(found.row, np.arange(len(rows.starts) + 1))
     full = np.flatnonzero(np.diff(ptr) > width)
-    draws = random.uniform(rows.state(PRUNE, full, None, step)).numpy()
-    for row, draw in zip(full, draws, strict=True):
-        own = slice(ptr[row], ptr[row + 1])
-        ties = tie_hashes(edges.ids[rows.starts[row]], edges.ids[found.node[own]])
-        found.value[own] = thin(found.value[own], ties, width, draw)
+    if len(full):
+        ties = tie_hashes(ids[rows.starts[found.row]], ids[found.node])
+        draws = random.uniform(rows.state(PRUNE, full, None, step)).numpy()
+        for start, end, draw in zip(ptr[full], ptr[full + 1], draws, strict=True):
+            found.value[start:end] = thin(found.value[start:end], ties[start:end], width, draw)
     return found.take(found.value != 0)
 
 
@@ -170,7 +168,8 @@ def thin(values: np.ndarray, ties: np.ndarray, count: int, draw: float) -> np.nd
     sizes = np.abs(values)
     order = np.lexsort((ties, -magnitudes(values)))
     tails = np.cumsum(sizes[order][::-1])[::-1]
-    kept = next(j for j in range(count) if sizes[order[j]] * (count - j) <= tails[j])
+    # Unless numbers overflow, one entry can always take the place of the rest.
+    kept = next((j for j in range(count) if sizes[order[j]] * (count - j) <= tails[j]), count - 1)
     rest = np.sort(order[kept:])
     sums, left = np.cumsum(sizes[rest]), count - kept
     threshold = sums[-1] / left

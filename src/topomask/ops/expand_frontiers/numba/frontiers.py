@@ -257,7 +257,7 @@ def thin(matrix, width, tie, draw, candidates, count, entries, end):
 @njit(**INNER)
 def _count_kept(candidates, count, width):
     """How many entries stay as they are: the first whose share of the rest is no more than one of those left."""
-    value, place, kept = candidates.value, candidates.place, width
+    value, place, kept = candidates.value, candidates.place, width - 1
     tail = 0.0
     for position in range(count):
         j = count - 1 - position
