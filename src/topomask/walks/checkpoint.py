@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from topomask.graph import Graph, Normalization
-from topomask.walks import certificate
-from topomask.walks.features import STATE_NAMES, WalkFeatures
+from topomask.walks.features import CERTIFICATE_NAMES, STATE_NAMES, WalkFeatures
 from topomask.walks.recipe import WalkRecipe, Walks
 from topomask.walks.sample import SAMPLER_VERSION
 
@@ -104,7 +103,7 @@ def _read_walks(layout: Any, data: bytes, recipe: WalkRecipe) -> Walks:
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise ValueError(_DAMAGED.format(error)) from None
     # Walks that are certified have more tensors.
-    names = STATE_NAMES if len(layout) == count * len(STATE_NAMES) else (*STATE_NAMES, *certificate.NAMES)
+    names = STATE_NAMES if len(layout) == count * len(STATE_NAMES) else (*STATE_NAMES, *CERTIFICATE_NAMES)
     if len(layout) != count * len(names) or ends[-1] != len(data) or (np.diff(ends) < 0).any():
         raise ValueError(_DAMAGED.format(f"{len(data)} bytes of walks where the header lists {ends[-1]}"))
     tensors = (

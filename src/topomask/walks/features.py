@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal, NamedTuple, Self, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, get_args
 
 import numpy as np
 import torch
@@ -20,8 +20,9 @@ from topomask.ops.derived import plainly
 from topomask.ops.feature_values import feature_values, mark_places
 from topomask.ops.sparse_heads import densify
 from topomask.ops.sparse_product import Pattern, make_pattern
-from topomask.walks import certificate as certificates
-from topomask.walks.certificate import Certificate
+
+if TYPE_CHECKING:
+    from topomask.walks.certificate import Certificate
 
 Weighting = Literal["importance", "visits"]
 
@@ -41,6 +42,8 @@ class WalkTensors(NamedTuple):
 
 # The tensors of a state of walks, in order.
 STATE_NAMES = (*WalkTensors._fields, "sizes")
+# Those of certified features besides.
+CERTIFICATE_NAMES = ("bounds", "unreached")
 
 
 class _Copied:
@@ -231,21 +234,8 @@ class WalkFeatures:
                 "tensors. Use tm.expand_features(graph, prune='largest')."
             )
         self._check_modulation(f)
-        bound = self._certificate.error(torch.atleast_2d(f), self._load_norms)
+        bound = self._certificate.error(torch.atleast_2d(f), self)
         return bound[0] if f.ndim == 1 and self.num_heads == 1 else bound
-
-    @cached_property
-    def _load_norms(self) -> Tensor:
-        """Norm of the loads of every row and length, [H, R, L + 1]."""
-        row_ptr, _, entry_ptr, lengths, loads = self._tensors
-        with plainly():
-            row = segments.index(row_ptr)[segments.index(entry_ptr)]
-            place, sizes = row * (self.max_length + 1) + lengths, loads.to(torch.float64).abs()
-            euclidean = self.normalization == "sym"
-            sums = sizes.new_zeros((len(row_ptr) - 1) * (self.max_length + 1))
-            sums.index_add_(0, place, sizes.square() if euclidean else sizes)
-            sums = sums.sqrt() if euclidean else sums
-            return sums.view(self.num_heads, self.num_rows, self.max_length + 1)
 
     @property
     def unreached(self) -> Tensor:
@@ -290,7 +280,7 @@ class WalkFeatures:
             found = {getattr(part, name) for part in features}
             if len(found) > 1:
                 raise ValueError(f"`features` must have the same {name}, but have {sorted(found)}. Sample them alike.")
-        certificate = certificates.join([part._certificate for part in features])
+        certificate = _join_certificates([part._certificate for part in features])
         # In NumPy: a batch has many small parts, for which the overhead of torch would dominate.
         parts = [part._arrays() for part in features]
         heads = range(features[0].num_heads)
@@ -378,8 +368,8 @@ class WalkFeatures:
     @classmethod
     def from_state(cls, state: dict[str, Tensor]) -> Self:
         """Restore features from :meth:`state`, or raise a ValueError if it is inconsistent."""
-        sizes, is_certified = state.get("sizes"), certificates.NAMES[0] in state
-        names = (*STATE_NAMES, *certificates.NAMES) if is_certified else STATE_NAMES
+        sizes, is_certified = state.get("sizes"), CERTIFICATE_NAMES[0] in state
+        names = (*STATE_NAMES, *CERTIFICATE_NAMES) if is_certified else STATE_NAMES
         if {*state} != {*names} or sizes is None or sizes.shape != (4,) or sizes.is_floating_point():
             raise ValueError(f"The stored walks must have the tensors {names}, but have {tuple(state)}.")
         *numbers, kind = sizes.tolist()
@@ -389,7 +379,9 @@ class WalkFeatures:
             found = cls(*arguments)
             if not is_certified:
                 return found
-            certificate = certificates.from_state(state, found.num_heads, found.num_rows, found.max_length)
+            from topomask.walks.certificate import from_state
+
+            certificate = from_state(state, found.num_heads, found.num_rows, found.max_length)
             return found._with(found._tensors, _certificate=certificate)
         except ValueError as error:
             raise ValueError(f"The stored walks are inconsistent. Load an intact checkpoint. {error}") from error
@@ -397,6 +389,16 @@ class WalkFeatures:
     def __repr__(self) -> str:
         names = ("num_heads", "num_rows", "num_columns", "max_length", "num_nonzeros")
         return f"WalkFeatures({', '.join(f'{name}={getattr(self, name)}' for name in names)})"
+
+
+def _join_certificates(parts: Sequence[Certificate | None]) -> Certificate | None:
+    """Join the certificates of graphs into that of their batch; None if no part has one."""
+    found = [part for part in parts if part is not None]
+    if not found:
+        return None
+    if len(found) < len(parts):
+        raise ValueError("`features` mixes certified features with others. Make them alike.")
+    return found[0].join(found)
 
 
 def _from_counts(arrays: Sequence[Array], num_columns: int, device: torch.device) -> WalkTensors:

@@ -50,6 +50,7 @@ def expand_frontiers(edges: Edges, start_nodes: Tensor, settings: FrontierSettin
                 matrix,
                 hubs,
                 _settings(settings),
+                settings.tolerance,
                 _states(settings, head),
                 _sizes(matrix, settings),
                 chunk.numpy().view(np.uint64),
@@ -110,7 +111,6 @@ def _settings(settings: FrontierSettings) -> Settings:
         settings.width,
         settings.max_length,
         0 if settings.max_entries is None else settings.max_entries,
-        -1.0 if settings.tolerance is None else settings.tolerance,
         settings.euclidean,
         np.array(settings.length_weights),
     )

@@ -64,7 +64,7 @@ def _drop_column(settings, entries, columns, k):
 
 
 @njit(**INNER)
-def _choose_within(settings, tie, ids, candidates, count, entries, columns, bounds):
+def _choose_within(settings, tolerance, tie, ids, candidates, count, entries, columns, bounds):
     """Choose as few columns as the tolerance allows; returns whether it is missed."""
     sort_all(candidates, count, tie, ids)
     for k in range(count):
@@ -76,25 +76,28 @@ def _choose_within(settings, tie, ids, candidates, count, entries, columns, boun
         left -= 1
         _drop_column(settings, entries, columns, candidates.place[left])
         candidates.chosen[candidates.place[left]] = False
-    missed = _row_error(settings, bounds, columns.lost) > settings.tolerance
+    missed = _row_error(settings, bounds, columns.lost) > tolerance
     while left > 1:
         left -= 1
         _drop_column(settings, entries, columns, candidates.place[left])
-        if _row_error(settings, bounds, columns.lost) > settings.tolerance:
+        if _row_error(settings, bounds, columns.lost) > tolerance:
             break
         candidates.chosen[candidates.place[left]] = False
     return missed
 
 
 @njit(**INNER)
-def cut_columns(settings, tie, ids, candidates, count, entries, columns, bounds):
-    """Choose the columns of a row, and add what is lost to the bounds; returns whether the tolerance is missed."""
+def cut_columns(settings, tolerance, tie, ids, candidates, count, entries, columns, bounds):
+    """Choose the columns of a row, and add what is lost to the bounds; returns whether the tolerance is missed.
+
+    Without a tolerance, which is None, Numba does not compile what meets one.
+    """
     missed = False
     for k in range(count):
         candidates.magnitude[k] = round_magnitude(min(candidates.value[k], _MAX_SCORE))
     candidates.magnitude[0] = _FIRST
-    if settings.tolerance >= 0.0:
-        missed = _choose_within(settings, tie, ids, candidates, count, entries, columns, bounds)
+    if tolerance is not None:
+        missed = _choose_within(settings, tolerance, tie, ids, candidates, count, entries, columns, bounds)
     elif count > settings.max_entries:
         choose(candidates, count, settings.max_entries, tie, ids)
     else:

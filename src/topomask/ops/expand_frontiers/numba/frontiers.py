@@ -48,7 +48,6 @@ class Settings(NamedTuple):
     width: int
     max_length: int
     max_entries: int
-    tolerance: float  # negative for none
     euclidean: bool
     length_weights: np.ndarray  # [L + 1]
 
@@ -78,7 +77,7 @@ class Entries(NamedTuple):
     ptr: np.ndarray  # [L + 2], where the frontier of every length begins
 
 
-@njit(forceinline=True, **INNER)
+@njit(**INNER)
 def find(node, table, base, nodes, count):
     """The number of a node among those that were found since ``base``; ``count`` if it is new, and is noted now."""
     slots = table.slots

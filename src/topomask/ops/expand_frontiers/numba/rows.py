@@ -40,8 +40,8 @@ def _make_scratch(num_candidates, num_entries, num_columns, num_lengths, num_slo
 
 
 def _expand_rows(
-    start_block, stop_block, matrix, hubs, settings, states, sizes, starts, block_ptr, capacity, bounds, unreached,
-    row_ends, block_ends, out,
+    start_block, stop_block, matrix, hubs, settings, tolerance, states, sizes, starts, block_ptr, capacity, bounds,
+    unreached, row_ends, block_ends, out,
 ):  # fmt: skip
     """Expand blocks of rows, each into the part of ``out`` from ``capacity`` times its first row on.
 
@@ -79,7 +79,9 @@ def _expand_rows(
             base += count
             left = np.int64(count)
             if hubs is None:
-                unreached[row] = cut_columns(settings, tie, ids, candidates, left, entries, columns, bounds[row])
+                unreached[row] = cut_columns(
+                    settings, tolerance, tie, ids, candidates, left, entries, columns, bounds[row]
+                )
             else:
                 for k in range(left):
                     candidates.chosen[k] = True
