@@ -150,6 +150,39 @@ def test_ids_number_the_nodes(monkeypatch, prune, backend):
         assert torch.equal(found.bounds, expected.bounds)
 
 
+def hash_words(*words: int) -> int:
+    """In plain integers."""
+    state = 0
+    for word in words:
+        state = ((state + 0x9E3779B97F4A7C15) % 2**64) ^ word
+        for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+            state = (state ^ (state >> shift)) * factor % 2**64
+        state ^= state >> 31
+    return state
+
+
+def test_draws_and_ties_hash_what_they_are_for(monkeypatch):
+    """Seed, head, ensemble, purpose, start id, node id or 0, and step; ties know no seed."""
+    found = []
+
+    def record(values, ties, count, draw):
+        found.append((draw, ties.tolist()))
+        return thin(values, ties, count, draw)
+
+    monkeypatch.setattr(reference, "thin", record)
+    edges = _edges(star_graph(9), "row")._replace(ids=torch.arange(100, 110))
+    settings = settings_of(3, 2, "resample", "row", seed=7, ensemble=1)
+    reference.expand_frontiers(edges, torch.tensor([4]), settings, [5])
+    # From a leaf to the hub without a draw, and from there to three leaves.
+    ties = [hash_words(0, 0, 0, 4, 100, node, 0) >> 1 for node in range(101, 110)]
+    assert found == [((hash_words(7, 5, 1, 3, 104, 100, 2) >> 11) / 2**53, ties)]
+    found.clear()
+    path = _edges(tm.cycle_graph(9), "row")
+    reference.expand_frontiers(path, torch.tensor([4]), settings_of(2, 2, "resample", "row", seed=7), [5])
+    ties = [hash_words(0, 0, 0, 4, 4, node, 0) >> 1 for node in (2, 4, 6)]
+    assert found == [((hash_words(7, 5, 0, 2, 4, 0, 2) >> 11) / 2**53, ties)]
+
+
 def test_magnitudes_are_rounded_to_24_bits():
     x = np.array([1.0, -1.0, 1.0 + 2.0**-26, 1.0 + 2.0**-23, 0.5, 3.0, 1e-300, 1e308])
     found = magnitudes(x)
