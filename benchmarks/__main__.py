@@ -19,6 +19,7 @@ ALL = (
     "symmetry",
     "large_graphs",
     "sampling",
+    "frontiers",
     "attention",
     "peers",
     "scaling",

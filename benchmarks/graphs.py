@@ -40,6 +40,17 @@ def read_npz(path: Path) -> tm.Graph:
     return tm.Graph.from_edges(arrays["edges"].T, num_nodes=len(arrays["y"]))
 
 
+def read_mesh(path: Path) -> tm.Graph:
+    """Read the sides of the faces of a Wavefront mesh."""
+    sides: list[tuple[int, int]] = []
+    for line in path.read_text().splitlines():
+        kind, *fields = line.split() or [""]
+        if kind == "f":
+            corners = [int(field.split("/")[0]) - 1 for field in fields]
+            sides += zip(corners, corners[1:] + corners[:1], strict=True)
+    return tm.Graph.from_edges(np.array(sides))
+
+
 def synthetic(quick: bool) -> dict[str, Callable[[], tm.Graph]]:
     """Grids, a path, stars and graphs with hubs, by name."""
     small: dict[str, Callable[[], tm.Graph]] = {

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from topomask.graph import Graph, cycle_graph, grid_graph, hypercube_graph, knn_graph, path_graph, per_graph
     from topomask.masks import ExponentialDecay, Mask, Operator
     from topomask.masks.registry import *  # noqa: F403
-    from topomask.walks import WalkFeatures, random_walks, sample_features, series, theory
+    from topomask.walks import WalkFeatures, expand_features, random_walks, sample_features, series, theory
     from topomask.walks.series import convolve, deconvolve
 
 __version__ = "0.1.0"
@@ -24,6 +24,6 @@ __all__ = ["ExponentialDecay", "Graph", "Mask", "Operator", "Plan", "WalkFeature
 __all__ += ["data", "feature_maps", "models", "nn", "series", "testing", "theory", "train"]
 __all__ += ["convolve", "cycle_graph", "deconvolve", "grid_graph", "hypercube_graph", "knn_graph", "linear_attention"]
 __all__ += ["masked_attention", "masked_softmax_attention", "path_graph", "per_graph", "plan_attention"]
-__all__ += ["random_walks", "sample_features"]
+__all__ += ["expand_features", "random_walks", "sample_features"]
 
 __getattr__, __dir__, _ = lazy_names(__name__, dict.fromkeys(CLASS_NAMES, "topomask.masks"))

@@ -7,14 +7,13 @@ and their power is asserted: two samplers with a mistake must fail them.
 import numpy as np
 import pytest
 import torch
-from scipy import stats
 
 import topomask as tm
 from experiments.estimates import convergence, mask_errors
+from helpers.estimates import functionals, powers, threshold, z_scores
 from helpers.graphs import directed_graph, ragged_graph, signed_graph
 
 NUM_SEEDS = 400
-FALSE_FAIL_RATE = 1e-6
 MAX_LENGTH = 4
 
 CASES = {
@@ -29,40 +28,12 @@ CASES = {
 }
 
 
-def powers(graph: tm.Graph, normalization: str | None, max_length: int) -> torch.Tensor:
-    """W^0, ..., W^L, [L + 1, N, N]."""
-    w = torch.from_numpy(graph.adjacency(normalization).toarray())
-    return torch.stack([torch.linalg.matrix_power(w, k) for k in range(max_length + 1)])
-
-
 def loads(graph: tm.Graph, seed: int, ensemble: str, **settings) -> torch.Tensor:
     """Dense loads, [L + 1, N, N]."""
     features = tm.sample_features(
         graph, num_walks=4, max_length=MAX_LENGTH, seed=seed, ensemble=ensemble, dtype=torch.float64, **settings
     )
     return torch.stack([features.to_dense(row)[0] for row in torch.eye(MAX_LENGTH + 1, dtype=torch.float64)])
-
-
-def functionals(query: torch.Tensor, key: torch.Tensor | None, f: torch.Tensor, u, v) -> torch.Tensor:
-    """Fixed linear functionals of the features per length, and of the product of query and key features."""
-    per_length = torch.einsum("i,lij,j->l", u, query, v)[1:]
-    phi = torch.einsum("l,lij->ij", f, query)
-    if key is None:
-        return torch.cat([per_length, phi.trace()[None]])
-    mask = phi @ torch.einsum("l,lij->ij", f, key).mT
-    return torch.cat([per_length, (u @ mask @ v)[None], mask.trace()[None]])
-
-
-def z_scores(samples: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:
-    """Student's t of every functional; 0 where nothing is random and the truth is met."""
-    error, spread = samples.mean(0) - truth, samples.std(0) / len(samples) ** 0.5
-    fixed = spread < 1e-12
-    assert (error[fixed].abs() < 1e-10).all()
-    return torch.where(fixed, 0.0, error / torch.where(fixed, 1.0, spread)).abs()
-
-
-def threshold(count: int) -> float:
-    return float(stats.t.isf(FALSE_FAIL_RATE / (2 * count), NUM_SEEDS - 1))
 
 
 def sample(case: str, spoil=lambda loads, graph: loads) -> tuple[torch.Tensor, torch.Tensor]:
@@ -85,7 +56,7 @@ def sample(case: str, spoil=lambda loads, graph: loads) -> tuple[torch.Tensor, t
 def test_unbiased(case):
     samples, truth = sample(case)
     scores = z_scores(samples, truth)
-    assert scores.max() < threshold(len(truth)), scores
+    assert scores.max() < threshold(len(truth), NUM_SEEDS), scores
 
 
 def forgets_transition_probabilities(loads: torch.Tensor, graph: tm.Graph) -> torch.Tensor:
@@ -101,7 +72,7 @@ def forgets_survival(loads: torch.Tensor, graph: tm.Graph) -> torch.Tensor:
 def test_the_test_of_bias_has_power(mistake):
     samples, truth = sample("sym iid", spoil=mistake)
     scores = z_scores(samples, truth)
-    assert scores.max() > 1.5 * threshold(len(truth)), scores
+    assert scores.max() > 1.5 * threshold(len(truth), NUM_SEEDS), scores
 
 
 def test_shared_walks_bias_the_diagonal_upwards():
@@ -114,7 +85,7 @@ def test_shared_walks_bias_the_diagonal_upwards():
         masks = [tm.WalkMask(graph, **options, shared_walks=shared, seed=seed) for seed in range(NUM_SEEDS)]
         traces = torch.stack([mask.to_dense()[0].trace() for mask in masks]).detach()
         score = float((traces.mean() - truth) / (traces.std() / NUM_SEEDS**0.5))
-        assert (score > 20) if shared else (abs(score) < threshold(1)), score
+        assert (score > 20) if shared else (abs(score) < threshold(1, NUM_SEEDS)), score
 
 
 def test_error_of_iid_walks_falls_as_one_over_the_root_of_walkers():

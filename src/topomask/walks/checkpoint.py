@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from topomask.graph import Graph, Normalization
-from topomask.walks.features import STATE_NAMES, WalkFeatures
+from topomask.walks.features import CERTIFICATE_NAMES, STATE_NAMES, WalkFeatures
 from topomask.walks.recipe import WalkRecipe, Walks
 from topomask.walks.sample import SAMPLER_VERSION
 
@@ -102,12 +102,14 @@ def _read_walks(layout: Any, data: bytes, recipe: WalkRecipe) -> Walks:
         ends = np.cumsum([0, *(int(length) * kind.itemsize for (_, length), kind in zip(layout, kinds, strict=True))])
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise ValueError(_DAMAGED.format(error)) from None
-    if len(layout) != count * len(STATE_NAMES) or ends[-1] != len(data) or (np.diff(ends) < 0).any():
+    # Walks that are certified have more tensors.
+    names = STATE_NAMES if len(layout) == count * len(STATE_NAMES) else (*STATE_NAMES, *CERTIFICATE_NAMES)
+    if len(layout) != count * len(names) or ends[-1] != len(data) or (np.diff(ends) < 0).any():
         raise ValueError(_DAMAGED.format(f"{len(data)} bytes of walks where the header lists {ends[-1]}"))
     tensors = (
         torch.from_numpy(np.frombuffer(data[start:end], kind).copy())
         for start, end, kind in zip(ends[:-1], ends[1:], kinds, strict=True)
     )
     # Each side takes the next tensors.
-    sides = [WalkFeatures.from_state(dict(zip(STATE_NAMES, tensors, strict=False))) for _ in range(count)]
+    sides = [WalkFeatures.from_state(dict(zip(names, tensors, strict=False))) for _ in range(count)]
     return (sides[0], sides[1]) if count == 2 else sides[0]

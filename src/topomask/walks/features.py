@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal, NamedTuple, Self, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, get_args
 
 import numpy as np
 import torch
@@ -20,6 +20,9 @@ from topomask.ops.derived import plainly
 from topomask.ops.feature_values import feature_values, mark_places
 from topomask.ops.sparse_heads import densify
 from topomask.ops.sparse_product import Pattern, make_pattern
+
+if TYPE_CHECKING:
+    from topomask.walks.certificate import Certificate
 
 Weighting = Literal["importance", "visits"]
 
@@ -39,6 +42,8 @@ class WalkTensors(NamedTuple):
 
 # The tensors of a state of walks, in order.
 STATE_NAMES = (*WalkTensors._fields, "sizes")
+# Those of certified features besides.
+CERTIFICATE_NAMES = ("bounds", "unreached")
 
 
 class _Copied:
@@ -60,10 +65,11 @@ class WalkFeatures:
 
     Rows are start nodes and columns are visited nodes, stored as compressed sparse rows. Every (row, column) pair holds
     walk lengths with their loads. Heads are stored one after the other. Create them with
-    :func:`~topomask.walks.sample_features`.
+    :func:`~topomask.walks.sample_features`, or without sampling with :func:`~topomask.walks.expand_features`.
 
     Walks never change: their tensor attributes are copies. ``WalkFeatures(...)`` and ``dataclasses.replace`` check and
-    copy the tensors they are given. Columns must be unique in a row, and lengths in a (row, column) pair.
+    copy the tensors they are given. Columns must be unique in a row, and lengths in a (row, column) pair. Features made
+    in this way have no :meth:`error_bound`, which holds only for the loads that it was computed with.
 
     Attributes:
         row_ptr: Start of every row in ``columns``, [H * R + 1].
@@ -89,6 +95,7 @@ class WalkFeatures:
     normalization: Normalization
     weighting: Weighting
     _tensors: WalkTensors = field(init=False)
+    _certificate: Certificate | None = field(init=False, default=None)
 
     def __init__(
         self,
@@ -123,7 +130,7 @@ class WalkFeatures:
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out cached properties."""
-        names = ("num_heads", "num_columns", "max_length", "normalization", "weighting", "_tensors")
+        names = ("num_heads", "num_columns", "max_length", "normalization", "weighting", "_tensors", "_certificate")
         return {name: getattr(self, name) for name in names}
 
     @property
@@ -149,7 +156,7 @@ class WalkFeatures:
     @property
     def num_bytes(self) -> int:
         """Size of the tensors in bytes."""
-        return sum(tensor.nbytes for tensor in self._tensors)
+        return sum(tensor.nbytes for tensor in (*self._tensors, *(self._certificate or ())))
 
     @cached_property
     def signed(self) -> bool:
@@ -190,18 +197,52 @@ class WalkFeatures:
         Returns:
             [P], or [H, P] if one set of walks serves H heads.
         """
-        size = self.max_length + 1
-        if f.shape != (size,) and (f.ndim != 2 or f.shape[1] != size or self.num_heads not in (1, len(f))):
-            raise ValueError(
-                f"`f` must have shape [max_length + 1={size}] or [num_heads={self.num_heads}, {size}], but has shape "
-                f"{tuple(f.shape)}. Pass one number per walk length from 0 on."
-            )
+        self._check_modulation(f)
         dtype = torch.promote_types(f.dtype, self.dtype)
         f = f.expand(self.num_heads, -1).to(dtype) if f.ndim == 1 or len(f) == 1 else f.to(dtype)
         _, _, entry_ptr, lengths, loads = self._tensors
         loads = loads.abs() if absolute and self.signed else loads
         head_ptr = self._head_ptr if len(f) == self.num_heads else None
         return feature_values(f, head_ptr, entry_ptr, lengths, loads.to(dtype))
+
+    def _check_modulation(self, f: Tensor) -> None:
+        size = self.max_length + 1
+        if f.shape != (size,) and (f.ndim != 2 or f.shape[1] != size or self.num_heads not in (1, len(f))):
+            raise ValueError(
+                f"`f` must have shape [max_length + 1={size}] or [num_heads={self.num_heads}, {size}], but has shape "
+                f"{tuple(f.shape)}. Pass one number per walk length from 0 on."
+            )
+
+    def error_bound(self, f: Tensor) -> Tensor:
+        r"""Bound the distance of every row of Phi from that of :math:`\sum_l f_l W^l`, for features that are certified.
+
+        .. math:: \sum_l |f_l| \big(c_l + 2^{-24} (L + 3)\, \lVert \mathrm{load}_{i \cdot l} \rVert\big)
+
+        with :math:`c_l` the bound on the row of :math:`W^l` that :func:`~topomask.walks.expand_features` has computed,
+        and the rounding of loads and values to float32. Distances are in the 2-norm under ``"sym"``, else in the
+        1-norm.
+
+        Args:
+            f: Modulation, [L + 1] or [H, L + 1].
+
+        Returns:
+            Bounds in float64, [R], or [H, R] if there is more than one set of walks or f has two axes.
+        """
+        if self._certificate is None:
+            raise ValueError(
+                "These features have no bound on their error: they were sampled or resampled, or made of other "
+                "tensors. Use tm.expand_features(graph, prune='largest')."
+            )
+        self._check_modulation(f)
+        bound = self._certificate.error(torch.atleast_2d(f), self)
+        return bound[0] if f.ndim == 1 and self.num_heads == 1 else bound
+
+    @property
+    def unreached(self) -> Tensor:
+        """Rows that missed the ``tolerance`` of :func:`~topomask.walks.expand_features`, ascending."""
+        if self._certificate is None:
+            return torch.empty(0, dtype=torch.int64, device=self.device)
+        return self._certificate.unreached.any(dim=0).nonzero().flatten()
 
     def to_dense(self, f: Tensor) -> Tensor:
         """Return Phi as a dense tensor, [H, R, N], for small graphs and tests."""
@@ -227,7 +268,8 @@ class WalkFeatures:
         entry_counts = entry_ptr.diff()[pairs]
         entries = segments.ranges(entry_ptr[pairs], entry_counts)
         ptrs = segments.pointers(counts), narrow(segments.pointers(entry_counts))
-        return self._with(WalkTensors(ptrs[0], columns[pairs], ptrs[1], lengths[entries], loads[entries]))
+        tensors = WalkTensors(ptrs[0], columns[pairs], ptrs[1], lengths[entries], loads[entries])
+        return self._with(tensors, _certificate=self._certificate and self._certificate.rows(nodes))
 
     @classmethod
     def batch(cls, features: Sequence[WalkFeatures]) -> Self:
@@ -238,6 +280,7 @@ class WalkFeatures:
             found = {getattr(part, name) for part in features}
             if len(found) > 1:
                 raise ValueError(f"`features` must have the same {name}, but have {sorted(found)}. Sample them alike.")
+        certificate = _join_certificates([part._certificate for part in features])
         # In NumPy: a batch has many small parts, for which the overhead of torch would dominate.
         parts = [part._arrays() for part in features]
         heads = range(features[0].num_heads)
@@ -251,7 +294,8 @@ class WalkFeatures:
         arrays = (counts, columns + shifts, entry_counts, lengths, loads)
         with plainly():
             tensors = _from_counts(arrays, num_columns, features[0].device)
-        return cls._trusted(**features[0].__getstate__() | {"_tensors": tensors, "num_columns": num_columns})
+        changes = {"_tensors": tensors, "num_columns": num_columns, "_certificate": certificate}
+        return cls._trusted(**features[0].__getstate__() | changes)
 
     def split(self, sizes: Sequence[int]) -> list[Self]:
         """Split the features of a batch into those of its graphs, which have ``sizes`` nodes; undoes :meth:`batch`."""
@@ -274,7 +318,12 @@ class WalkFeatures:
             with_counts.append((counts, columns - ends[k], *others))
         with plainly():
             tensors = [_from_counts(each, size, self.device) for each, size in zip(with_counts, sizes, strict=True)]
-        return [self._with(each, num_columns=int(size)) for each, size in zip(tensors, sizes, strict=True)]
+            certificate = self._certificate
+            parts = [None] * len(sizes) if certificate is None else certificate.split(ends.tolist())
+        return [
+            self._with(each, num_columns=int(size), _certificate=part)
+            for each, size, part in zip(tensors, sizes, parts, strict=True)
+        ]
 
     def _arrays(self) -> tuple[list[Array], list[list[slice]]]:
         """Columns per row, columns, entries per column, lengths and loads; and the slice of every head in each."""
@@ -294,11 +343,15 @@ class WalkFeatures:
         if device == self.device and dtype == self.dtype:
             return self
         moved = WalkTensors(*(tensor.to(device) for tensor in self._tensors))
-        return self._with(moved._replace(loads=moved.loads.to(dtype)))
+        certificate = self._certificate and self._certificate.to(device)
+        return self._with(moved._replace(loads=moved.loads.to(dtype)), _certificate=certificate)
 
     @cached_property
     def fingerprint(self) -> str:
-        """A hash of the walks, independent of dtypes, to verify that they were sampled again exactly."""
+        """A hash of the walks, independent of dtypes, to verify that they were sampled again exactly.
+
+        Bounds on errors don't count: they follow from the walks and the graph, and backends may round them differently.
+        """
         digest = hashlib.blake2b(digest_size=16)
         kinds = {"lengths": torch.int16, "loads": torch.float32}
         for name, tensor in self._tensors._asdict().items():
@@ -309,25 +362,43 @@ class WalkFeatures:
         """Return everything as tensors, for checkpoints."""
         kind = _KINDS.index((self.weighting, self.normalization))
         sizes = torch.tensor([self.num_heads, self.num_columns, self.max_length, kind])
-        return {name: getattr(self, name) for name in WalkTensors._fields} | {"sizes": sizes}
+        certified = {} if self._certificate is None else self._certificate.state()
+        return {name: getattr(self, name) for name in WalkTensors._fields} | {"sizes": sizes} | certified
 
     @classmethod
     def from_state(cls, state: dict[str, Tensor]) -> Self:
         """Restore features from :meth:`state`, or raise a ValueError if it is inconsistent."""
-        sizes = state.get("sizes")
-        if {*state} != {*STATE_NAMES} or sizes is None or sizes.shape != (4,) or sizes.is_floating_point():
-            raise ValueError(f"The stored walks must have the tensors {STATE_NAMES}, but have {tuple(state)}.")
+        sizes, is_certified = state.get("sizes"), CERTIFICATE_NAMES[0] in state
+        names = (*STATE_NAMES, *CERTIFICATE_NAMES) if is_certified else STATE_NAMES
+        if {*state} != {*names} or sizes is None or sizes.shape != (4,) or sizes.is_floating_point():
+            raise ValueError(f"The stored walks must have the tensors {names}, but have {tuple(state)}.")
         *numbers, kind = sizes.tolist()
         weighting, normalization = _KINDS[kind % len(_KINDS)]
         arguments: list[Any] = [*(state[name] for name in WalkTensors._fields), *numbers, normalization, weighting]
         try:
-            return cls(*arguments)
+            found = cls(*arguments)
+            if not is_certified:
+                return found
+            from topomask.walks.certificate import from_state
+
+            certificate = from_state(state, found.num_heads, found.num_rows, found.max_length)
+            return found._with(found._tensors, _certificate=certificate)
         except ValueError as error:
             raise ValueError(f"The stored walks are inconsistent. Load an intact checkpoint. {error}") from error
 
     def __repr__(self) -> str:
         names = ("num_heads", "num_rows", "num_columns", "max_length", "num_nonzeros")
         return f"WalkFeatures({', '.join(f'{name}={getattr(self, name)}' for name in names)})"
+
+
+def _join_certificates(parts: Sequence[Certificate | None]) -> Certificate | None:
+    """Join the certificates of graphs into that of their batch; None if no part has one."""
+    found = [part for part in parts if part is not None]
+    if not found:
+        return None
+    if len(found) < len(parts):
+        raise ValueError("`features` mixes certified features with others. Make them alike.")
+    return found[0].join(found)
 
 
 def _from_counts(arrays: Sequence[Array], num_columns: int, device: torch.device) -> WalkTensors:

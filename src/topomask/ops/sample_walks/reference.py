@@ -18,7 +18,7 @@ from topomask.ops.sample_walks import HALT, MOVE, GraphTensors, Loads, WalkSetti
 _WALKERS_PER_CHUNK = 1 << 19
 
 
-def _join(parts: Sequence[Loads]) -> Loads:
+def join(parts: Sequence[Loads]) -> Loads:
     """Concatenate the rows of all parts."""
     if len(parts) == 1:
         return parts[0]
@@ -51,7 +51,7 @@ def sample_walks(
     """Sample walks from ``start_nodes`` [R] on ``graph`` (the tensors of a graph) for some heads."""
     rows = max(1, _WALKERS_PER_CHUNK // settings.num_walks)
     chunks = start_nodes.split(rows) or (start_nodes,)
-    loads = _join([_sample_chunk(graph, chunk, settings, head) for head in heads for chunk in chunks])
+    loads = join([_sample_chunk(graph, chunk, settings, head) for head in heads for chunk in chunks])
     most_entries = len(heads) * len(start_nodes) * (settings.num_walks * settings.max_length + 1)
     entry_ptr = loads.entry_ptr.to(segments.index_type(most_entries))
     return loads._replace(entry_ptr=entry_ptr, loads=loads.loads.to(dtype))
@@ -67,7 +67,7 @@ def _sample_chunk(graph: GraphTensors, start_nodes: Tensor, settings: WalkSettin
         walkers = _advance(graph, walkers, groups, states, settings, step)
         groups = _group(walkers.node)
         records.append(_record(graph, start_nodes, walkers, groups, settings, step))
-    return _merge(records, num_rows, num_nodes)
+    return merge(records, num_rows, num_nodes)
 
 
 def random_walks(graph: GraphTensors, start_nodes: Tensor, settings: WalkSettings, head: int) -> Tensor:
@@ -193,7 +193,7 @@ def _record(
     return row, node, total / settings.divisor(length)
 
 
-def _merge(records: list[tuple[Tensor, Tensor, Tensor]], num_rows: int, num_nodes: int) -> Loads:
+def merge(records: list[tuple[Tensor, Tensor, Tensor]], num_rows: int, num_nodes: int) -> Loads:
     """Sort records of all lengths by (row, column, length)."""
     num_lengths = len(records)
     keys = torch.cat([(row * num_nodes + node) * num_lengths + length for length, (row, node, _) in enumerate(records)])

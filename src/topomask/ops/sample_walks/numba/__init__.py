@@ -30,7 +30,7 @@ def sample_walks(
     max_rows = max(1, min(len(start_nodes), _ENTRIES_PER_CHUNK // capacity))
     num_rows = len(heads) * len(start_nodes)
     kinds = segments.index_type(num_nodes), length_dtype(settings.max_length), dtype
-    output = _Output(num_rows, num_rows * capacity, *(torch.empty(0, dtype=kind).numpy().dtype for kind in kinds))
+    output = Output(num_rows, num_rows * capacity, *(torch.empty(0, dtype=kind).numpy().dtype for kind in kinds))
     num_blocks = len(_blocks(max_rows, num_nodes)) - 1
     # Zeros are paged in on use: a few rows of a large graph touch little of the memory. Kernels reset it to zero.
     tables = Tables(
@@ -60,7 +60,7 @@ class _Scratch(NamedTuple):
     records: Records
 
 
-class _Output:
+class Output:
     """Loads of all rows, appended chunk by chunk.
 
     Their number is estimated from the first chunk, so that chunks are copied only once, to their final place.
@@ -89,6 +89,25 @@ class _Output:
                 else:
                     self.arrays = self.arrays._replace(**{field: np.empty(length, array.dtype)})
 
+    def append(
+        self, block_ptr: np.ndarray, capacity: int, row_ends: np.ndarray, block_ends: np.ndarray, parts: LoadArrays
+    ) -> None:
+        """Copy the rows of a chunk, whose blocks have left them in ``parts``."""
+        first_row, first_pair, first_entry = self.num_rows, self.num_pairs, self.num_entries
+        num_pairs, num_entries = (block_ends - block_ptr[:-1, None] * capacity).T
+        self.reserve(len(row_ends), int(num_pairs.sum()), int(num_entries.sum()))
+        loads.compress_kernel(
+            len(block_ptr) - 1,
+            block_ptr,
+            capacity,
+            np.cumsum(np.append(first_pair, num_pairs)),
+            np.cumsum(np.append(first_entry, num_entries)),
+            row_ends,
+            parts,
+            self.row_ptr[first_row : self.num_rows + 1],
+            self.arrays,
+        )
+
     def loads(self) -> Loads:
         """Return everything that was written, and free unused memory."""
         for array, size in zip(self.arrays, self._sizes(), strict=True):
@@ -104,7 +123,7 @@ def _sample_chunk(
     head: int,
     scratch: _Scratch,
     parts: LoadArrays,
-    output: _Output,
+    output: Output,
 ) -> None:
     num_rows, capacity = len(start_nodes), _capacity(settings)
     block_ptr = _blocks(num_rows, len(graph.row_ptr) - 1)
@@ -131,20 +150,7 @@ def _sample_chunk(
         block_ends,
         parts,
     )
-    first_row, first_pair, first_entry = output.num_rows, output.num_pairs, output.num_entries
-    num_pairs, num_entries = (block_ends - block_ptr[:-1, None] * capacity).T
-    output.reserve(num_rows, int(num_pairs.sum()), int(num_entries.sum()))
-    loads.compress_kernel(
-        len(block_ptr) - 1,
-        block_ptr,
-        capacity,
-        np.cumsum(np.append(first_pair, num_pairs)),
-        np.cumsum(np.append(first_entry, num_entries)),
-        row_ends,
-        parts,
-        output.row_ptr[first_row : output.num_rows + 1],
-        output.arrays,
-    )
+    output.append(block_ptr, capacity, row_ends, block_ends, parts)
 
 
 def random_walks(graph: GraphTensors, start_nodes: Tensor, settings: WalkSettings, head: int) -> Tensor:
