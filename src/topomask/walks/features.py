@@ -219,8 +219,8 @@ class WalkFeatures:
         .. math:: \sum_l |f_l| \big(c_l + 2^{-24} (L + 3)\, \lVert \mathrm{load}_{i \cdot l} \rVert\big)
 
         with :math:`c_l` the bound on the row of :math:`W^l` that :func:`~topomask.walks.expand_features` has computed,
-        and the rounding of loads and values to float32. Distances are in the 2-norm under ``"sym"``, else in the
-        1-norm.
+        and the rounding of loads and values to float32, but for numbers below 1e-38, which float32 cannot hold.
+        Distances are in the 2-norm under ``"sym"``, else in the 1-norm.
 
         Args:
             f: Modulation, [L + 1] or [H, L + 1].
