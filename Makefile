@@ -27,6 +27,7 @@ test-slow: install
 # Attention with every mask against a plain formula, in about forty minutes on two cores.
 fuzz: install
 	$(BIN)/python -m tests.fuzz --cases 50000 --seed 0
+	$(BIN)/python -m tests.fuzz --cases 3000 --seed 0 --mask frontier
 
 lint: install
 	$(BIN)/ruff check .

@@ -37,7 +37,9 @@ ALONE = {
     "toeplitz": matrices.toeplitz,
 }
 MASKS = (*ON_GRAPHS, *ALONE, "sum", "kronecker", "prefix")
-SPARSE = ("walk", "visit", "neighbor", "all_pairs")
+# Masks on graphs that came later are drawn by name only, so that cases with a known number stay what they are.
+BY_NAME = {"frontier": masks.frontier}
+SPARSE = ("walk", "frontier", "visit", "neighbor", "all_pairs")
 MAY_BE_SPARSE = ("power_series", "diffusion", "shortest_path", "sum", "kronecker", "prefix")
 # Kinds of graphs that a mask takes; the others are drawn now and then, to be refused.
 _FITTING = {
@@ -97,9 +99,9 @@ def _draw_mask(
     kind = draw_kind(rng, base) if kind is None else kind
     graph = draw_graph(kind, rng, size)
     if name not in ("sum", "prefix"):
-        make = ON_GRAPHS.get(name) or ALONE[name]
+        make = ON_GRAPHS.get(name) or BY_NAME.get(name) or ALONE[name]
         plain = make(rng, graph, heads, extreme)
-        return kind, _place(rng, plain, graph) if name in ON_GRAPHS and not inside else plain
+        return kind, plain if name in ALONE or inside else _place(rng, plain, graph)
     first = ON_GRAPHS[base](rng, graph, heads, extreme and name == "prefix")
     if name == "prefix":
         return kind, matrices.prefix(rng, first)
@@ -277,4 +279,4 @@ def _draw_padding(
     return padded
 
 
-__all__ = ["BATCHES", "DIRECTED", "KINDS", "MASKS", "Call", "Case", "draw_call", "draw_case"]
+__all__ = ["BATCHES", "BY_NAME", "DIRECTED", "KINDS", "MASKS", "Call", "Case", "draw_call", "draw_case"]

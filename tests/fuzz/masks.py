@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 import topomask as tm
 from fuzz.graphs import PlainGraph, Rng, pick
-from fuzz.plain import PlainMask, constant, hops, lengths, normal, normalized, per_head, walk_loads
-from fuzz.walk_laws import check_walks
+from fuzz.plain import Definition, PlainMask, constant, hops, lengths, normal, normalized, per_head, walk_loads
+from fuzz.walk_laws import check_frontiers, check_walks
 
 
 def _modulation(rng: Rng, heads: int, size: int, positive: bool, extreme: bool) -> Tensor:
@@ -55,7 +55,43 @@ def walk(rng: Rng, plain: PlainGraph, heads: int, extreme: bool) -> PlainMask:
     query, key = mask.walks if isinstance(mask.walks, tuple) else (mask.walks, mask.walks)
     for side in (query, key):
         check_walks(plain, side, options["num_walks"], halt, normalized(plain, normalization), normalization)
-    first, second = walk_loads(query, plain.size), walk_loads(key, plain.size)
+    define = _define(walk_loads(query, plain.size), walk_loads(key, plain.size), positive, symmetric)
+    return PlainMask(mask, define, plain.groups)
+
+
+def frontier(rng: Rng, plain: PlainGraph, heads: int, extreme: bool) -> PlainMask:
+    """The same of pruned frontiers."""
+    symmetric = bool(rng.random() < 0.6) and not (plain.directed and rng.random() < 0.9)
+    size, positive = int(rng.integers(0, 5)), bool(rng.random() < 0.3)
+    normalization = pick(rng, [None, None, "none", "row"] if not symmetric else [None, None, None, "none"])
+    options = dict(
+        prune=pick(rng, ["largest", "resample"]),
+        width=int(pick(rng, [1, 2, 3, 8, 1000])),
+        max_length=size,
+        num_heads=heads,
+        normalization=normalization,
+        symmetric=symmetric,
+        positive=positive,
+        f=_modulation(rng, heads, size + 1, positive, extreme),
+    )
+    if options["prune"] == "resample":
+        options |= dict(
+            shared_walks=symmetric and bool(rng.random() < 0.4),
+            shared_heads=bool(rng.random() < 0.3),
+            seed=int(rng.integers(2**40)),
+        )
+    elif rng.random() < 0.5:
+        options["max_entries"] = int(pick(rng, [1, 2, 5, 1000]))
+    mask = tm.WalkMask(plain.graph, **options)
+    query, key = mask.walks if isinstance(mask.walks, tuple) else (mask.walks, mask.walks)
+    for side in (query, key):
+        check_frontiers(side, options, normalized(plain, normalization))
+    define = _define(walk_loads(query, plain.size), walk_loads(key, plain.size), positive, symmetric)
+    return PlainMask(mask, define, plain.groups)
+
+
+def _define(first: Tensor, second: Tensor, positive: bool, symmetric: bool) -> Definition:
+    """M and its magnitude from the loads of queries and keys."""
 
     def define(p: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         f = p["modulation.weight"].exp() if positive else p["modulation.weight"]
@@ -63,7 +99,7 @@ def walk(rng: Rng, plain: PlainGraph, heads: int, extreme: bool) -> PlainMask:
         big_q, big_k = _features(f.abs(), first.abs()), _features(f.abs(), second.abs())
         return (q @ k.mT, big_q @ big_k.mT) if symmetric else (q, big_q)
 
-    return PlainMask(mask, define, plain.groups)
+    return define
 
 
 def visit(rng: Rng, plain: PlainGraph, heads: int, extreme: bool) -> PlainMask:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from fuzz.cases import MASKS
+from fuzz.cases import BY_NAME, MASKS
 from fuzz.graphs import KINDS
 from fuzz.runner import Report, run_case
 
@@ -26,7 +26,7 @@ def show(report: Report, seed: int, options: str = "") -> str:
     return "\n".join(lines)
 
 
-@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("mask", [*MASKS, *BY_NAME])
 def test_mask_is_what_it_is_by_definition(mask: str) -> None:
     report = report_of(19, PER_MASK, mask)
     assert not report.failures, show(report, 19, f" --mask {mask}")

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+import torch
 
 import topomask as tm
 from fuzz.graphs import Array, MismatchError, PlainGraph
@@ -44,3 +47,28 @@ def check_walks(
         raise MismatchError("there are more walkers than were sent")
     if halt == 0.0 and (degrees > 0).all() and np.abs(totals - num_walks).max(initial=0.0) > 1e-3 * num_walks:
         raise MismatchError("walkers were lost")
+
+
+def check_frontiers(features: tm.WalkFeatures, options: dict[str, Any], w: Array) -> None:
+    """A MismatchError unless loads are those of powers of W that were pruned.
+
+    A frontier that was never too long is exact, and bounds on the errors of the others must hold.
+    """
+    loads = walk_loads(features, len(w)).numpy()  # [S, L + 1, N, N]
+    entries = (loads != 0).any(axis=1).sum(axis=-1)
+    most = options.get("max_entries", options["width"]) if options["prune"] == "largest" else len(w)
+    if entries.max(initial=0) > most or (loads != 0).sum(axis=-1).max(initial=0) > options["width"]:
+        raise MismatchError("there are more entries than asked for")
+    power = np.eye(len(w))
+    for length in range(loads.shape[1]):
+        size = 1e-5 * np.abs(power).max(initial=1.0)
+        if options["width"] >= len(w) <= most and np.abs(loads[:, length] - power).max(initial=0.0) > size:
+            raise MismatchError(f"powers of length {length} were not pruned, but are wrong")
+        if options["prune"] == "largest":
+            f = torch.zeros(loads.shape[1], dtype=torch.float64)
+            f[length] = 1.0
+            order = 2 if features.normalization == "sym" else 1
+            error = np.linalg.norm(loads[0, length] - power, ord=order, axis=-1) if len(w) else np.zeros(0)
+            if (error > features.error_bound(f).numpy() + 1e-12 * np.abs(power).sum(axis=-1)).any():
+                raise MismatchError(f"the error of a row of length {length} is above its bound")
+        power = power @ w

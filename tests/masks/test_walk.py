@@ -248,7 +248,7 @@ def test_checkpoint_of_another_graph_is_refused_with_the_way_out():
 
 def rewritten(state: dict, tail: bytes | None = None, without: str = "", **changes) -> dict:
     """A state dict whose walks are described in another way, with other bytes behind the description."""
-    header, data = checkpoint._split(state[KEY])
+    _, header, data = checkpoint._split(state[KEY])
     text = json.dumps({key: value for key, value in (header | changes).items() if key != without}).encode()
     whole = len(text).to_bytes(8, "little") + text + (data if tail is None else tail)
     return state | {KEY: torch.tensor(list(whole), dtype=torch.uint8)}
@@ -288,7 +288,7 @@ def test_stored_walks_that_contradict_themselves_are_refused():
     mask = walk_mask(ragged_graph(), seed=5)
     before = mask.to_dense()
     stored = walk_mask(ragged_graph(), seed=6, save_walks=True).state_dict()
-    header, data = checkpoint._split(stored[KEY])
+    _, header, data = checkpoint._split(stored[KEY])
     layout = header["tensors"]
     for tail, changes, message in (
         (data[:-1], {}, "bytes of walks where"),

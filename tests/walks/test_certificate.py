@@ -180,7 +180,18 @@ def test_damaged_certificates_are_refused(name):
 @pytest.mark.parametrize("symmetric", [False, True])
 def test_the_certificate_is_in_checkpoints(symmetric):
     graph = tm.grid_graph(4, 5)
-    recipe = WalkRecipe(20, 3, 0.0, "repelling", 1, None, symmetric, False, False, 0)
+    recipe = WalkRecipe(
+        num_walks=20,
+        max_length=3,
+        halt_prob=0.0,
+        coupling="repelling",
+        num_heads=1,
+        normalization=None,
+        symmetric=symmetric,
+        shared_walks=False,
+        shared_heads=False,
+        seed=0,
+    )
     features = tm.expand_features(graph, 4, 3)
     state = checkpoint.write(recipe, graph, (features, features) if symmetric else features, save_walks=True)
     _, found, fingerprints = checkpoint.read(state, recipe, graph)

@@ -24,7 +24,7 @@ from topomask.ops.sparse_heads import densify, join_heads, multiply
 from topomask.walks import checkpoint
 from topomask.walks.features import WalkFeatures
 from topomask.walks.modulation import Modulation
-from topomask.walks.recipe import WalkRecipe, Walks
+from topomask.walks.recipe import FeatureRecipe, Walks
 from topomask.walks.record import WalkCounts, WalkRecord
 
 if TYPE_CHECKING:
@@ -47,12 +47,12 @@ class WalkingMask(SeededModule, Mask):
     """
 
     _decay = 0.5
-    _shown: tuple[str, ...] = ("num_walks", "max_length", "num_heads", "coupling", "seed")
+    _shown: tuple[str, ...] = ("num_walks", "prune", "width", "max_length", "num_heads", "coupling", "seed")
 
     def __init__(
         self,
         graph: Graph | None,
-        recipe: WalkRecipe,
+        recipe: FeatureRecipe,
         f: Tensor | None,
         positive: bool,
         walks: Walks | None,
@@ -89,7 +89,7 @@ class WalkingMask(SeededModule, Mask):
         return self.recipe.seed
 
     @property
-    def recipe(self) -> WalkRecipe:
+    def recipe(self) -> FeatureRecipe:
         """The settings that determine the walks on a graph."""
         self._follow()
         return self._recipe
@@ -100,7 +100,7 @@ class WalkingMask(SeededModule, Mask):
 
     def _take_seed(self, seed: int) -> None:
         # Given walks do not depend on the seed.
-        if self._given is None:
+        if self._given is None and self._recipe.is_random:
             self.resample(seed)
 
     @property
@@ -119,6 +119,11 @@ class WalkingMask(SeededModule, Mask):
 
     def resample(self, seed: int) -> None:
         """Draw new walks, on the default graph and on all others."""
+        if not self._recipe.is_random:
+            raise ValueError(
+                "prune='largest' draws nothing: it keeps the largest entries, whatever the seed. Build the mask with "
+                "prune='resample' or prune=None for features that can be drawn again."
+            )
         self._take(self._graph, replace(self._recipe, seed=seed).shared(), None)
         self._offer_seed()
 
@@ -160,7 +165,7 @@ class WalkingMask(SeededModule, Mask):
         if self._graph is not None and not self.modulation.weight.is_meta:
             self._own_record()
 
-    def _take(self, graph: Graph | None, recipe: WalkRecipe, walks: Walks | None) -> None:
+    def _take(self, graph: Graph | None, recipe: FeatureRecipe, walks: Walks | None) -> None:
         """Use another graph, recipe or given walks. Nothing changes if that fails."""
         before = self._graph, self._recipe, self._given
         self._graph, self._recipe, self._given = graph, recipe, walks
@@ -215,10 +220,14 @@ class WalkingMask(SeededModule, Mask):
 
     def extra_repr(self) -> str:
         """Settings shown when the module is printed."""
-        return ", ".join([str(self._graph), *(f"{name}={getattr(self._recipe, name)!r}" for name in self._shown)])
+        hidden = () if self._recipe.is_random else ("seed",)
+        shown = [name for name in self._shown if hasattr(self._recipe, name) and name not in hidden]
+        return ", ".join([str(self._graph), *(f"{name}={getattr(self._recipe, name)!r}" for name in shown)])
 
 
-def _record_of(recipe: WalkRecipe, graph: Graph, walks: Walks, device: torch.device, dtype: torch.dtype) -> WalkRecord:
+def _record_of(
+    recipe: FeatureRecipe, graph: Graph, walks: Walks, device: torch.device, dtype: torch.dtype
+) -> WalkRecord:
     """Return the record of given walks, computed once for all layers that are given them."""
     owner, *others = walks if isinstance(walks, tuple) else (walks,)
     # Graphs and walks are compared by identity.

@@ -30,7 +30,7 @@ from topomask.nn import Attention, MaskedAttention
 from topomask.nn.attention import Kind
 from topomask.support.checks import check_choice, check_options
 from topomask.support.config import Options
-from topomask.walks import Coupling
+from topomask.walks import Coupling, Prune
 
 
 @dataclass(frozen=True)
@@ -63,6 +63,9 @@ class AttentionOptions(Options):
     Attributes:
         feature_map: Feature map of linear attention. Default: "relu", as in the paper.
         normalizer: Normaliser of masked attention: "absolute", or "signed" for the paper's sum.
+        prune: "largest" or "resample" for pruned frontiers instead of walks. Default: walks.
+        width: For frontiers, entries of a row of one length at most. Default: 16.
+        max_entries: For frontiers of the largest entries, entries of a row at most. Default: the width.
         num_walks: Number of walks per token and head. Default: 20.
         max_length: Maximum walk length L; the exact series has powers up to 2 L, like the estimate. Default: 10.
         halt_prob: Probability of halting before each step. Default: 0.1 for the paper's walks and visits, otherwise 0.
@@ -75,6 +78,9 @@ class AttentionOptions(Options):
 
     feature_map: str | None = None
     normalizer: Normalizer | None = None
+    prune: Prune | None = None
+    width: int | None = None
+    max_entries: int | None = None
     num_walks: int | None = None
     max_length: int | None = None
     halt_prob: float | None = None

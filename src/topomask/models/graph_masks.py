@@ -27,7 +27,7 @@ from topomask.masks.registry import MASKS, known_name
 from topomask.masks.walking import draw_seed
 from topomask.support.checks import check_choice, check_options
 from topomask.support.config import Options
-from topomask.walks import Coupling
+from topomask.walks import Coupling, Prune
 
 # Makes the mask of a layer, given the number of heads.
 MaskFactory = Callable[[int], Mask]
@@ -38,6 +38,9 @@ class GraphMaskOptions(Options):
     """Options of a mask by name. None means the default of the mask.
 
     Attributes:
+        prune: "largest" or "resample" for pruned frontiers instead of walks. Default: walks.
+        width: For frontiers, entries of a row of one length at most. Default: 16.
+        max_entries: For frontiers of the largest entries, entries of a row at most. Default: the width.
         num_walks: Number of walks per node and head. Default: 20.
         max_length: Maximum walk length, power, or number of hops. Default: 10 for walks, otherwise 4.
         halt_prob: Probability of halting before each step. Default: 0.
@@ -55,6 +58,9 @@ class GraphMaskOptions(Options):
         shared_heads: Whether all heads share one mask. Default: false; each has its own walks and parameters.
     """
 
+    prune: Prune | None = None
+    width: int | None = None
+    max_entries: int | None = None
     num_walks: int | None = None
     max_length: int | None = None
     halt_prob: float | None = None

@@ -54,6 +54,31 @@ class Certificate(NamedTuple):
         return (f.abs().to(torch.float64)[:, None] * bounds).sum(dim=-1)
 
 
+def product_error(features: WalkFeatures, f: Tensor, graph_index: Tensor) -> Tensor:
+    r"""Bound the error of the entries of :math:`\Phi \Phi^\top`, the largest of every row, [H, N].
+
+    .. math:: e_i \max_j \lVert \Phi_j \rVert + (\lVert \Phi_i \rVert + e_i) \max_j e_j
+
+    over the nodes j of the graph of i, in the 2-norm, which no bound :math:`e` on a norm of an error is below.
+
+    Args:
+        features: Certified features of all nodes.
+        f: Modulation, [H, L + 1].
+        graph_index: The graph of every node, [N].
+    """
+    error = features.error_bound(f)
+    values = torch.atleast_2d(features.values(f)).to(torch.float64)
+    row = segments.index(features._tensors.row_ptr)
+    size = values.new_zeros(len(values), features.num_rows).index_add(1, row, values.square()).sqrt()
+
+    def largest(x: Tensor) -> Tensor:
+        place = graph_index.expand_as(x)
+        found = x.new_zeros(len(x), int(graph_index.max()) + 1 if len(graph_index) else 0)
+        return found.scatter_reduce(1, place, x, "amax").gather(1, place)
+
+    return error * largest(size) + (size + error) * largest(error)
+
+
 def _load_norms(features: WalkFeatures) -> Tensor:
     """Norm of the loads of every row and length, [H, R, L + 1]."""
     row_ptr, _, entry_ptr, lengths, loads = features._tensors

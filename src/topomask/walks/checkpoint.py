@@ -12,8 +12,7 @@ from torch import Tensor
 
 from topomask.graph import Graph, Normalization
 from topomask.walks.features import CERTIFICATE_NAMES, STATE_NAMES, WalkFeatures
-from topomask.walks.recipe import WalkRecipe, Walks
-from topomask.walks.sample import SAMPLER_VERSION
+from topomask.walks.recipe import FeatureRecipe, FrontierRecipe, WalkRecipe, Walks
 
 # Settings in which a checkpoint and a mask must agree; the mask adopts the others from the checkpoint.
 _FIXED = ("symmetric", "weighting", "num_heads", "shared_heads", "max_length")
@@ -21,17 +20,22 @@ _FIXED = ("symmetric", "weighting", "num_heads", "shared_heads", "max_length")
 _DTYPES = {name: np.dtype(name) for name in ("uint8", "int16", "int32", "int64", "float32", "float64")}
 # Limit on the loads of a checkpoint that has more walks than the mask.
 _MAX_ENTRIES = 1 << 22
+# How a mask is built that has features of a recipe, for errors.
+_KINDS: dict[type[FeatureRecipe], str] = {
+    WalkRecipe: "prune=None",
+    FrontierRecipe: "prune='largest' or prune='resample'",
+}
 # Entries of the header besides the fields of the recipe.
 _EXTRA = ("graph", "sampler_version", "walks", "tensors")
 _DAMAGED = "The walks in the checkpoint are damaged ({}). Load an intact checkpoint."
 
 
-def write(recipe: WalkRecipe, graph: Graph | None, walks: Walks | None, save_walks: bool) -> Tensor:
+def write(recipe: FeatureRecipe, graph: Graph | None, walks: Walks | None, save_walks: bool) -> Tensor:
     """Return the state of a mask as bytes: how to sample and verify its walks, and with ``save_walks`` the walks."""
     sides = () if walks is None else walks if isinstance(walks, tuple) else (walks,)
     tensors = [tensor.cpu().contiguous() for side in sides for tensor in side.state().values()] if save_walks else []
     header = asdict(recipe) | {
-        "sampler_version": SAMPLER_VERSION,
+        "sampler_version": recipe.version,
         "graph": None if graph is None else graph.fingerprint,
         "walks": [side.fingerprint for side in sides],
         "tensors": [[str(tensor.dtype).removeprefix("torch."), len(tensor)] for tensor in tensors],
@@ -41,9 +45,9 @@ def write(recipe: WalkRecipe, graph: Graph | None, walks: Walks | None, save_wal
     return torch.frombuffer(bytearray(b"".join(parts)), dtype=torch.uint8).clone()
 
 
-def read(state: Any, recipe: WalkRecipe, graph: Graph | None) -> tuple[WalkRecipe, Walks | None, list[str]]:
+def read(state: Any, recipe: FeatureRecipe, graph: Graph | None) -> tuple[FeatureRecipe, Walks | None, list[str]]:
     """Return the recipe, the stored walks if any, and their fingerprints; raise a ValueError if they do not fit."""
-    header, data = _split(state)
+    kind, header, data = _split(state)
     fits = {name: isinstance(header[name], bool) for name in ("symmetric", "shared_walks", "shared_heads")}
     fits["normalization"] = header["normalization"] in (None, *get_args(Normalization))
     fits["walks"] = isinstance(header["walks"], list)
@@ -51,7 +55,9 @@ def read(state: Any, recipe: WalkRecipe, graph: Graph | None) -> tuple[WalkRecip
         if not value_fits:
             raise ValueError(_DAMAGED.format(f"{name} is {header[name]!r}"))
     wanted_graph, version, fingerprints, layout = (header.pop(name) for name in _EXTRA)
-    found = WalkRecipe(**header)
+    found = kind(**header)
+    if not isinstance(recipe, kind):
+        raise ValueError(f"The features of the checkpoint are of another kind. Build the mask with {_KINDS[kind]}.")
     for name in _FIXED:
         if getattr(found, name) != getattr(recipe, name):
             raise ValueError(f"The checkpoint has {name}={getattr(found, name)!r}. Build the mask with the same value.")
@@ -63,24 +69,24 @@ def read(state: Any, recipe: WalkRecipe, graph: Graph | None) -> tuple[WalkRecip
         )
     if layout:
         return found, _read_walks(layout, data, found), fingerprints
-    if found.num_walks > recipe.num_walks and graph is not None:
-        count = found.num_heads * graph.num_nodes * min(found.num_walks * found.max_length + 1, graph.num_nodes)
+    if found.size > recipe.size and graph is not None:
+        count = found.num_heads * graph.num_nodes * min(found.size * found.max_length + 1, graph.num_nodes)
         if count > _MAX_ENTRIES:
             raise ValueError(
-                f"The checkpoint has num_walks={found.num_walks:,}, which may leave {count:,} loads on "
+                f"The checkpoint has {found.size_name}={found.size:,}, which may leave {count:,} loads on "
                 f"{graph.num_nodes:,} nodes, more than {_MAX_ENTRIES:,}. If you trust it, build the mask with the same "
-                "num_walks."
+                f"{found.size_name}."
             )
-    if version != SAMPLER_VERSION and fingerprints:
+    if version != found.version and fingerprints:
         raise ValueError(
-            f"The walks were sampled by version {version} of the sampler, but this is version {SAMPLER_VERSION}. Save "
+            f"The walks were sampled by version {version} of the sampler, but this is version {found.version}. Save "
             "the checkpoint with save_walks=True, using the version that made it."
         )
     return found, None, fingerprints
 
 
-def _split(state: Any) -> tuple[dict[str, Any], bytes]:
-    """Split the state into its header and the bytes of the walks."""
+def _split(state: Any) -> tuple[type[FeatureRecipe], dict[str, Any], bytes]:
+    """Split the state into the kind of its recipe, its header and the bytes of the walks."""
     if not isinstance(state, Tensor) or state.dtype != torch.uint8 or state.ndim != 1 or len(state) < 8:
         raise ValueError(_DAMAGED.format("not a tensor of bytes"))
     data = state.cpu().numpy().tobytes()
@@ -89,13 +95,13 @@ def _split(state: Any) -> tuple[dict[str, Any], bytes]:
         header = json.loads(data[8:end])
     except (ValueError, RecursionError) as error:
         raise ValueError(_DAMAGED.format(error)) from None
-    names = {*_EXTRA, *(field.name for field in fields(WalkRecipe))}
-    if not isinstance(header, dict) or set(header) != names:
-        raise ValueError(_DAMAGED.format("the header is not complete"))
-    return header, data[end:]
+    for kind in _KINDS:
+        if isinstance(header, dict) and set(header) == {*_EXTRA, *(field.name for field in fields(kind))}:
+            return kind, header, data[end:]
+    raise ValueError(_DAMAGED.format("the header is not complete"))
 
 
-def _read_walks(layout: Any, data: bytes, recipe: WalkRecipe) -> Walks:
+def _read_walks(layout: Any, data: bytes, recipe: FeatureRecipe) -> Walks:
     count = 2 if recipe.has_key_walks else 1
     try:
         kinds = [_DTYPES[kind] for kind, _ in layout]

@@ -21,6 +21,9 @@ from topomask.walks.sample import Ensemble, check_draws, check_sizes
 
 Prune = Literal["largest", "resample"]
 
+# Increases whenever the same arguments give other features.
+EXPANSION_VERSION = 1
+
 # Entries of all frontiers of a node.
 _MAX_ENTRIES = 1 << 22
 # The weight of a length in the score of a column is this to its power.
@@ -100,13 +103,10 @@ def expand_features(
     """
     if not isinstance(graph, Graph):
         raise not_a_graph(graph)
-    check_choice("prune", prune, get_args(Prune))
-    check_integer("width", width, 1)
+    check_frontiers(prune, width, max_length, max_entries, length_weights, tolerance)
     check_sizes(1, max_length, num_heads)
     check_draws(0.0, "iid", seed, ensemble)
-    if prune == "resample":
-        _refuse_cuts(max_entries, length_weights, tolerance)
-    elif num_heads > 1:
+    if prune == "largest" and num_heads > 1:
         raise ValueError(
             f"`num_heads` is {num_heads}, but prune='largest' draws nothing, so all sets would be equal. Pass "
             "num_heads=1: one set serves all heads."
@@ -151,6 +151,24 @@ def expand_features(
             stacklevel=2,
         )
     return features
+
+
+def check_frontiers(
+    prune: Prune,
+    width: int,
+    max_length: int,
+    max_entries: int | None,
+    length_weights: Any = None,
+    tolerance: float | None = None,
+) -> None:
+    """Raise a ValueError if frontiers cannot be pruned in this way on any graph."""
+    check_choice("prune", prune, get_args(Prune))
+    check_integer("width", width, 1)
+    check_integer("max_length", max_length, 0)
+    if prune == "resample":
+        _refuse_cuts(max_entries, length_weights, tolerance)
+    elif max_entries is not None:
+        check_integer("max_entries", max_entries, 1)
 
 
 def _edges(graph: Graph, normalization: Normalization) -> Edges:
@@ -216,7 +234,6 @@ def _check_entries(width: int, max_length: int) -> None:
 def _entries(max_entries: int | None, width: int, num_nodes: int) -> int:
     if max_entries is None:
         return width
-    check_integer("max_entries", max_entries, 1)
     return min(int(max_entries), num_nodes)
 
 

@@ -1,32 +1,35 @@
-"""The recipe of the walks of a mask."""
+"""The recipes of the features of a mask: sampled walks, or pruned frontiers."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
 from topomask.graph import Graph, Normalization
 from topomask.graph.records import Recipe
+from topomask.walks.expand import EXPANSION_VERSION, Prune, check_frontiers, expand_features
 from topomask.walks.features import WalkFeatures, Weighting
 from topomask.walks.record import WalkRecord, make_record
-from topomask.walks.sample import Coupling, check_draws, check_sizes, sample_features
+from topomask.walks.sample import SAMPLER_VERSION, Coupling, Ensemble, check_draws, check_sizes, sample_features
 
 # Walks of queries and keys, or one set if keys have no walks of their own.
 Walks = WalkFeatures | tuple[WalkFeatures, WalkFeatures]
 
 
-@dataclass(frozen=True)
-class WalkRecipe(Recipe):
-    """The settings that, together with the graph, determine the walks of a mask."""
+@dataclass(frozen=True, kw_only=True)
+class FeatureRecipe(Recipe):
+    """The settings that, together with the graph, determine the features of a mask."""
 
     by_precision = True
-    num_walks: int
+    # Increases whenever the same settings give other features.
+    version: ClassVar[int]
+    # The setting that makes features larger.
+    size_name: ClassVar[str]
     max_length: int
-    halt_prob: float
-    coupling: Coupling
     num_heads: int
     normalization: Normalization | None
     symmetric: bool
@@ -36,12 +39,29 @@ class WalkRecipe(Recipe):
     weighting: Weighting = "importance"
 
     def __post_init__(self) -> None:
-        """Raise a ValueError if no walks could be drawn on any graph."""
-        check_sizes(self.num_walks, self.max_length, self.num_heads)
-        check_draws(self.halt_prob, self.coupling, self.seed)
-        for name in ("num_walks", "max_length", "num_heads", "seed"):
+        """Raise a ValueError if the settings fit no graph."""
+        self._check()
+        for name in (self.size_name, "max_length", "num_heads", "seed"):
             # NumPy integers have a different repr, which would give the recipe another name.
             object.__setattr__(self, name, int(getattr(self, name)))
+
+    @abstractmethod
+    def _check(self) -> None:
+        """Raise a ValueError if the settings fit no graph."""
+
+    @abstractmethod
+    def make_side(self, graph: Graph, ensemble: Ensemble) -> WalkFeatures:
+        """Compute the features of queries, or of keys that have their own."""
+
+    @property
+    def is_random(self) -> bool:
+        """Whether features depend on the seed."""
+        return True
+
+    @property
+    def size(self) -> int:
+        """The value of the setting that makes features larger."""
+        return int(getattr(self, self.size_name))
 
     @property
     def num_sets(self) -> int:
@@ -55,12 +75,12 @@ class WalkRecipe(Recipe):
 
     @property
     def kind(self) -> tuple[Any, ...]:
-        """The settings that are independent of how walks are drawn."""
+        """The settings that are independent of how features are computed."""
         sharing = self.symmetric, self.shared_walks, self.shared_heads
         return self.num_heads, self.max_length, self.normalization, self.weighting, *sharing
 
     def make(self, graph: Graph, device: torch.device, dtype: torch.dtype) -> WalkRecord:
-        """Make the record of a graph; its walks are sampled once for all devices and precisions."""
+        """Make the record of a graph; its features are computed once for all devices and precisions."""
         return self.record_of(graph, self.find(graph), device, dtype)
 
     def record_of(self, graph: Graph, walks: Walks, device: torch.device, dtype: torch.dtype) -> WalkRecord:
@@ -89,14 +109,12 @@ class WalkRecipe(Recipe):
         return make_record(sides[0], sides[-1] if self.symmetric else None, graph, device, dtype)
 
     def sample(self, graph: Graph) -> Walks:
-        """Draw the walks."""
-        same = ("num_walks", "max_length", "halt_prob", "coupling", "seed", "normalization", "weighting")
-        settings = {name: getattr(self, name) for name in same} | {"num_heads": self.num_sets}
-        query = sample_features(graph, **settings, ensemble="query")
-        return (query, sample_features(graph, **settings, ensemble="key")) if self.has_key_walks else query
+        """Compute the features."""
+        query = self.make_side(graph, "query")
+        return (query, self.make_side(graph, "key")) if self.has_key_walks else query
 
     def find(self, graph: Graph) -> Walks:
-        """Return the walks of a graph: stored ones, or else joined from those of its parts, or else sampled."""
+        """Return the features of a graph: stored ones, or else joined from those of its parts, or else computed."""
         found = self._stored(graph)
         if found is None:
             found = self._join(graph) if graph.parts else self.sample(graph)
@@ -124,6 +142,67 @@ class WalkRecipe(Recipe):
                 return sampled
         found = [_sides(self._stored(part)) for part in graph.parts]
         return _walks([WalkFeatures.batch(side) for side in zip(*found, strict=True)])
+
+
+@dataclass(frozen=True, kw_only=True)
+class WalkRecipe(FeatureRecipe):
+    """Features of sampled walks."""
+
+    version = SAMPLER_VERSION
+    size_name = "num_walks"
+    num_walks: int
+    halt_prob: float
+    coupling: Coupling
+
+    def _check(self) -> None:
+        check_sizes(self.num_walks, self.max_length, self.num_heads)
+        check_draws(self.halt_prob, self.coupling, self.seed)
+
+    def make_side(self, graph: Graph, ensemble: Ensemble) -> WalkFeatures:
+        """Sample the walks."""
+        same = ("num_walks", "max_length", "halt_prob", "coupling", "seed", "normalization", "weighting")
+        settings = {name: getattr(self, name) for name in same}
+        return sample_features(graph, **settings, num_heads=self.num_sets, ensemble=ensemble)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FrontierRecipe(FeatureRecipe):
+    """Features of pruned frontiers.
+
+    With ``prune="largest"``, nothing is drawn, so one set serves queries, keys and all heads, whatever the seed.
+    """
+
+    version = EXPANSION_VERSION
+    size_name = "width"
+    prune: Prune
+    width: int
+    max_entries: int | None = None
+
+    def _check(self) -> None:
+        check_frontiers(self.prune, self.width, self.max_length, self.max_entries)
+        check_sizes(1, self.max_length, self.num_heads)
+        check_draws(0.0, "iid", self.seed)
+        if self.weighting != "importance":
+            raise ValueError(
+                f"`weighting` is {self.weighting!r}, but frontiers have no walkers whose visits could be counted. Use "
+                "VisitMask, whose walks are sampled."
+            )
+        if self.max_entries is not None:
+            object.__setattr__(self, "max_entries", int(self.max_entries))
+        if not self.is_random:
+            for name, value in (("seed", 0), ("shared_walks", self.symmetric), ("shared_heads", True)):
+                object.__setattr__(self, name, value)
+
+    @property
+    def is_random(self) -> bool:
+        """Whether features depend on the seed."""
+        return self.prune != "largest"
+
+    def make_side(self, graph: Graph, ensemble: Ensemble) -> WalkFeatures:
+        """Expand the frontiers."""
+        same = ("width", "max_length", "prune", "max_entries", "normalization", "seed")
+        settings = {name: getattr(self, name) for name in same}
+        return expand_features(graph, **settings, num_heads=self.num_sets, ensemble=ensemble)
 
 
 def _sides(walks: Any) -> tuple[Any, ...]:

@@ -90,6 +90,41 @@ def walk_hub() -> tm.Mask:
     return walk_mask(star_graph(62), max_length=2)
 
 
+def frontier_mask(graph: tm.Graph, num_heads: int = 1, max_length: int = 3, **options) -> tm.WalkMask:
+    options = {"prune": "largest", "width": 4, "f": random_f(num_heads, max_length)} | options
+    return tm.WalkMask(graph, max_length=max_length, num_heads=num_heads, **options).double()
+
+
+@enrol
+def largest_symmetric() -> tm.Mask:
+    return frontier_mask(ragged_graph(), num_heads=2)
+
+
+@enrol
+def largest_directed() -> tm.Mask:
+    return frontier_mask(directed_graph(), num_heads=2, symmetric=False, max_entries=6)
+
+
+@enrol
+def largest_batch() -> tm.Mask:
+    return frontier_mask(ragged_batch(), num_heads=2, f=random_f(2, 3).abs() + 0.1, positive=True)
+
+
+@enrol
+def largest_hub() -> tm.Mask:
+    return frontier_mask(star_graph(62), max_length=2)
+
+
+@enrol
+def resampled_symmetric() -> tm.Mask:
+    return frontier_mask(ragged_graph(), num_heads=2, prune="resample", seed=1)
+
+
+@enrol
+def resampled_signed_batch() -> tm.Mask:
+    return frontier_mask(signed_graph(), num_heads=3, prune="resample", symmetric=False, shared_heads=True, seed=1)
+
+
 def visit_mask(graph: tm.Graph, num_heads: int = 1, max_length: int = 3, **options) -> tm.VisitMask:
     f = options.pop("f", random_f(num_heads, max_length))
     options = {"num_walks": 6, "seed": 1} | options
