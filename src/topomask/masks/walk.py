@@ -11,7 +11,7 @@ from topomask.graph import Graph, Normalization
 from topomask.masks.walking import WalkingMask, WalkOperator, draw_seed
 from topomask.ops.registration import has_values
 from topomask.walks import Coupling, Prune
-from topomask.walks.recipe import FeatureRecipe, FrontierRecipe, WalkRecipe, Walks
+from topomask.walks.recipe import FeatureRecipe, WalkRecipe, Walks
 from topomask.walks.record import WalkRecord
 
 
@@ -114,6 +114,8 @@ class WalkMask(WalkingMask):
                 **common,
             )
         else:
+            from topomask.walks.frontier_recipe import FrontierRecipe
+
             recipe = FrontierRecipe(
                 prune=prune, width=16 if width is None else width, max_entries=max_entries, **common
             )

@@ -63,9 +63,6 @@ class AttentionOptions(Options):
     Attributes:
         feature_map: Feature map of linear attention. Default: "relu", as in the paper.
         normalizer: Normaliser of masked attention: "absolute", or "signed" for the paper's sum.
-        prune: "largest" or "resample" for pruned frontiers instead of walks. Default: walks.
-        width: For frontiers, entries of a row of one length at most. Default: 16.
-        max_entries: For frontiers of the largest entries, entries of a row at most. Default: the width.
         num_walks: Number of walks per token and head. Default: 20.
         max_length: Maximum walk length L; the exact series has powers up to 2 L, like the estimate. Default: 10.
         halt_prob: Probability of halting before each step. Default: 0.1 for the paper's walks and visits, otherwise 0.
@@ -74,19 +71,22 @@ class AttentionOptions(Options):
         shared_walks: Whether keys use the walks of queries. Default: true for the paper's walks and visits, otherwise
             false.
         seed: Seed of the walks of the first layer; layer i uses seed + i. Default: drawn from torch's generator.
+        prune: "largest" or "resample" for pruned frontiers instead of walks. Default: walks.
+        width: For frontiers, entries of a row of one length at most. Default: 16.
+        max_entries: For frontiers of the largest entries, entries of a row at most. Default: the width.
     """
 
     feature_map: str | None = None
     normalizer: Normalizer | None = None
-    prune: Prune | None = None
-    width: int | None = None
-    max_entries: int | None = None
     num_walks: int | None = None
     max_length: int | None = None
     halt_prob: float | None = None
     coupling: Coupling | None = None
     shared_walks: bool | None = None
     seed: int | None = None
+    prune: Prune | None = None
+    width: int | None = None
+    max_entries: int | None = None
 
     def obeyed_by(self, attention: str) -> AttentionOptions:
         """Return the options that an attention has, to compare several with the same options."""

@@ -38,9 +38,6 @@ class GraphMaskOptions(Options):
     """Options of a mask by name. None means the default of the mask.
 
     Attributes:
-        prune: "largest" or "resample" for pruned frontiers instead of walks. Default: walks.
-        width: For frontiers, entries of a row of one length at most. Default: 16.
-        max_entries: For frontiers of the largest entries, entries of a row at most. Default: the width.
         num_walks: Number of walks per node and head. Default: 20.
         max_length: Maximum walk length, power, or number of hops. Default: 10 for walks, otherwise 4.
         halt_prob: Probability of halting before each step. Default: 0.
@@ -56,11 +53,11 @@ class GraphMaskOptions(Options):
             is several times faster.
         learnable: Whether to learn the mask: f, time, coefficients or weights. Default: true.
         shared_heads: Whether all heads share one mask. Default: false; each has its own walks and parameters.
+        prune: "largest" or "resample" for pruned frontiers instead of walks. Default: walks.
+        width: For frontiers, entries of a row of one length at most. Default: 16.
+        max_entries: For frontiers of the largest entries, entries of a row at most. Default: the width.
     """
 
-    prune: Prune | None = None
-    width: int | None = None
-    max_entries: int | None = None
     num_walks: int | None = None
     max_length: int | None = None
     halt_prob: float | None = None
@@ -74,6 +71,9 @@ class GraphMaskOptions(Options):
     own_walks: bool | None = None
     learnable: bool | None = None
     shared_heads: bool | None = None
+    prune: Prune | None = None
+    width: int | None = None
+    max_entries: int | None = None
 
     def updated(self, other: GraphMaskOptions) -> GraphMaskOptions:
         """Return a copy with the fields of ``other`` that are not None."""

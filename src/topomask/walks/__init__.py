@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 from topomask.support.imports import lazy_names
 
 if TYPE_CHECKING:
-    from topomask.walks.expand import Prune, expand_features
-    from topomask.walks.features import WalkFeatures, Weighting
+    from topomask.walks.expand import expand_features
+    from topomask.walks.features import Prune, WalkFeatures, Weighting
     from topomask.walks.sample import SAMPLER_VERSION, Coupling, Ensemble, random_walks, sample_features
 
 __all__ = ["SAMPLER_VERSION", "Coupling", "Ensemble", "Prune", "WalkFeatures", "Weighting"]

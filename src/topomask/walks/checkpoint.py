@@ -12,7 +12,7 @@ from torch import Tensor
 
 from topomask.graph import Graph, Normalization
 from topomask.walks.features import CERTIFICATE_NAMES, STATE_NAMES, WalkFeatures
-from topomask.walks.recipe import FeatureRecipe, FrontierRecipe, WalkRecipe, Walks
+from topomask.walks.recipe import FeatureRecipe, WalkRecipe, Walks
 
 # Settings in which a checkpoint and a mask must agree; the mask adopts the others from the checkpoint.
 _FIXED = ("symmetric", "weighting", "num_heads", "shared_heads", "max_length")
@@ -20,11 +20,6 @@ _FIXED = ("symmetric", "weighting", "num_heads", "shared_heads", "max_length")
 _DTYPES = {name: np.dtype(name) for name in ("uint8", "int16", "int32", "int64", "float32", "float64")}
 # Limit on the loads of a checkpoint that has more walks than the mask.
 _MAX_ENTRIES = 1 << 22
-# How a mask is built that has features of a recipe, for errors.
-_KINDS: dict[type[FeatureRecipe], str] = {
-    WalkRecipe: "prune=None",
-    FrontierRecipe: "prune='largest' or prune='resample'",
-}
 # Entries of the header besides the fields of the recipe.
 _EXTRA = ("graph", "sampler_version", "walks", "tensors")
 _DAMAGED = "The walks in the checkpoint are damaged ({}). Load an intact checkpoint."
@@ -57,7 +52,7 @@ def read(state: Any, recipe: FeatureRecipe, graph: Graph | None) -> tuple[Featur
     wanted_graph, version, fingerprints, layout = (header.pop(name) for name in _EXTRA)
     found = kind(**header)
     if not isinstance(recipe, kind):
-        raise ValueError(f"The features of the checkpoint are of another kind. Build the mask with {_KINDS[kind]}.")
+        raise ValueError(f"The features of the checkpoint are of another kind. Build the mask with {found.made_by}.")
     for name in _FIXED:
         if getattr(found, name) != getattr(recipe, name):
             raise ValueError(f"The checkpoint has {name}={getattr(found, name)!r}. Build the mask with the same value.")
@@ -95,10 +90,14 @@ def _split(state: Any) -> tuple[type[FeatureRecipe], dict[str, Any], bytes]:
         header = json.loads(data[8:end])
     except (ValueError, RecursionError) as error:
         raise ValueError(_DAMAGED.format(error)) from None
-    for kind in _KINDS:
-        if isinstance(header, dict) and set(header) == {*_EXTRA, *(field.name for field in fields(kind))}:
-            return kind, header, data[end:]
-    raise ValueError(_DAMAGED.format("the header is not complete"))
+    kind: type[FeatureRecipe] = WalkRecipe
+    if isinstance(header, dict) and "prune" in header:
+        from topomask.walks.frontier_recipe import FrontierRecipe
+
+        kind = FrontierRecipe
+    if not isinstance(header, dict) or set(header) != {*_EXTRA, *(field.name for field in fields(kind))}:
+        raise ValueError(_DAMAGED.format("the header is not complete"))
+    return kind, header, data[end:]
 
 
 def _read_walks(layout: Any, data: bytes, recipe: FeatureRecipe) -> Walks:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -16,10 +16,8 @@ from topomask.ops.derived import plainly
 from topomask.ops.expand_frontiers import Edges, Frontiers, FrontierSettings, expand_frontiers
 from topomask.support.checks import check_choice
 from topomask.walks.certificate import Certificate
-from topomask.walks.features import WalkFeatures, WalkTensors, narrow
+from topomask.walks.features import Prune, WalkFeatures, WalkTensors, narrow
 from topomask.walks.sample import Ensemble, check_draws, check_sizes
-
-Prune = Literal["largest", "resample"]
 
 # Increases whenever the same arguments give other features.
 EXPANSION_VERSION = 1

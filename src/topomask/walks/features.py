@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from topomask.walks.certificate import Certificate
 
 Weighting = Literal["importance", "visits"]
+Prune = Literal["largest", "resample"]
 
 # Kinds of loads; checkpoints store the index.
 _KINDS = tuple(itertools.product(get_args(Weighting), get_args(Normalization)))

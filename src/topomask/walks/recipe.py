@@ -1,4 +1,4 @@
-"""The recipes of the features of a mask: sampled walks, or pruned frontiers."""
+"""The recipes of the features of a mask; :mod:`topomask.walks.frontier_recipe` has that of pruned frontiers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import torch
 
 from topomask.graph import Graph, Normalization
 from topomask.graph.records import Recipe
-from topomask.walks.expand import EXPANSION_VERSION, Prune, check_frontiers, expand_features
 from topomask.walks.features import WalkFeatures, Weighting
 from topomask.walks.record import WalkRecord, make_record
 from topomask.walks.sample import SAMPLER_VERSION, Coupling, Ensemble, check_draws, check_sizes, sample_features
@@ -27,6 +26,8 @@ class FeatureRecipe(Recipe):
     by_precision = True
     # Increases whenever the same settings give other features.
     version: ClassVar[int]
+    # Arguments of masks with such features, for errors.
+    made_by: ClassVar[str]
     # The setting that makes features larger.
     size_name: ClassVar[str]
     max_length: int
@@ -149,6 +150,7 @@ class WalkRecipe(FeatureRecipe):
     """Features of sampled walks."""
 
     version = SAMPLER_VERSION
+    made_by = "prune=None"
     size_name = "num_walks"
     num_walks: int
     halt_prob: float
@@ -163,46 +165,6 @@ class WalkRecipe(FeatureRecipe):
         same = ("num_walks", "max_length", "halt_prob", "coupling", "seed", "normalization", "weighting")
         settings = {name: getattr(self, name) for name in same}
         return sample_features(graph, **settings, num_heads=self.num_sets, ensemble=ensemble)
-
-
-@dataclass(frozen=True, kw_only=True)
-class FrontierRecipe(FeatureRecipe):
-    """Features of pruned frontiers.
-
-    With ``prune="largest"``, nothing is drawn, so one set serves queries, keys and all heads, whatever the seed.
-    """
-
-    version = EXPANSION_VERSION
-    size_name = "width"
-    prune: Prune
-    width: int
-    max_entries: int | None = None
-
-    def _check(self) -> None:
-        check_frontiers(self.prune, self.width, self.max_length, self.max_entries)
-        check_sizes(1, self.max_length, self.num_heads)
-        check_draws(0.0, "iid", self.seed)
-        if self.weighting != "importance":
-            raise ValueError(
-                f"`weighting` is {self.weighting!r}, but frontiers have no walkers whose visits could be counted. Use "
-                "VisitMask, whose walks are sampled."
-            )
-        if self.max_entries is not None:
-            object.__setattr__(self, "max_entries", int(self.max_entries))
-        if not self.is_random:
-            for name, value in (("seed", 0), ("shared_walks", self.symmetric), ("shared_heads", True)):
-                object.__setattr__(self, name, value)
-
-    @property
-    def is_random(self) -> bool:
-        """Whether features depend on the seed."""
-        return self.prune != "largest"
-
-    def make_side(self, graph: Graph, ensemble: Ensemble) -> WalkFeatures:
-        """Expand the frontiers."""
-        same = ("width", "max_length", "prune", "max_entries", "normalization", "seed")
-        settings = {name: getattr(self, name) for name in same}
-        return expand_features(graph, **settings, num_heads=self.num_sets, ensemble=ensemble)
 
 
 def _sides(walks: Any) -> tuple[Any, ...]:
