@@ -176,17 +176,13 @@ class GraphExperiment(ValidatedExperiment):
         return GraphClassification()
 
 
-def _training(lr: float = 1e-3) -> TrainConfig:
-    return TrainConfig(OptimConfig(lr=lr, warmup=0.05, weight_decay=1e-2), epochs=100, patience=20, log_every=50)
-
-
 def graphs() -> GraphExperiment:
     """Graph classification on a fold of the fair comparison: set data.name, such as PROTEINS."""
     return GraphExperiment(
         recipe="graphs",
         data=GraphData("PROTEINS"),
         model=GraphTransformerConfig.preset("grf", local="sum", readout="mean", dropout=0.2),
-        train=_training(),
+        train=TrainConfig(OptimConfig(lr=1e-3, warmup=0.05, weight_decay=1e-2), epochs=100, patience=20, log_every=50),
     )
 
 
@@ -203,19 +199,11 @@ def gkat_diffusion() -> GraphExperiment:
 
 def graphs_baseline() -> GraphExperiment:
     """Graph classification with a PyG network: set model.layer to gcn, gat, gin, or sgc with model.norm none."""
-    return GraphExperiment(
-        recipe="graphs-baseline",
-        data=GraphData("PROTEINS"),
-        model=GraphNetworkConfig(layer="gin", readout="mean", norm="batch", dropout=0.2),
-        train=_training(),
-    )
+    model = GraphNetworkConfig(layer="gin", readout="mean", norm="batch", dropout=0.2)
+    return replace(graphs(), recipe="graphs-baseline", model=model)
 
 
 def motif() -> GraphExperiment:
     """Detect a motif in generated random graphs: set data.name, such as cycle."""
-    return GraphExperiment(
-        recipe="motif",
-        data=GraphData("cycle"),
-        model=GraphTransformerConfig.preset("grf", readout="mean"),
-        train=_training(),
-    )
+    model = GraphTransformerConfig.preset("grf", readout="mean")
+    return replace(graphs(), recipe="motif", data=GraphData("cycle"), model=model)
