@@ -69,10 +69,6 @@ class GraphMaskOptions(Options):
     learnable: bool | None = None
     shared_heads: bool | None = None
 
-    def updated(self, other: GraphMaskOptions) -> GraphMaskOptions:
-        """Return a copy with the fields of ``other`` that are not None."""
-        return dataclasses.replace(self, **other.given())
-
     def obeyed_by(self, mask: str) -> GraphMaskOptions:
         """Return the options that a mask has, to compare several with the same options."""
         return self.only(options_of(checked_mask(mask)))

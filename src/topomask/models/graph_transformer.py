@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal, Self, get_args
 
@@ -241,8 +241,8 @@ class GraphTransformerConfig(ModelConfig[GraphTransformer]):
         own = PRESETS[name].get("mask_options")
         if own is not None:
             # Another mask may not have these options.
-            own = own.obeyed_by(fields["mask"])
-            fields["mask_options"] = own.updated(changes.get("mask_options") or GraphMaskOptions())
+            given = changes.get("mask_options") or GraphMaskOptions()
+            fields["mask_options"] = replace(own.obeyed_by(fields["mask"]), **given.given())
         return cls(**fields)
 
 
