@@ -153,7 +153,7 @@ class _Files:
         return f"{self.name}_{kind}.txt in {self.where}"
 
     def find(self, kind: str) -> str | None:
-        """The name of a file, such as ``A`` or ``graph_labels``, in the folder or archive; None if it does not exist."""
+        """The name of a file, such as ``A`` or ``graph_labels``, where it is stored; None if it does not exist."""
         file = f"{self.name}_{kind}.txt"
         if self.archive is None:
             return file if (self.where / file).is_file() else None
