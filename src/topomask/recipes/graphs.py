@@ -61,11 +61,17 @@ class GraphData:
 
     def resolved(self) -> Self:
         """Return a copy with the defaults of the data set filled in, so that a record has everything."""
+        current = MOTIF_VERSION if self.name in MOTIFS else TU_VERSION
+        if self.version not in (None, current):
+            raise ValueError(
+                f"`data.version` is {self.version}, but graphs and inputs of {self.name} now have version {current}, "
+                "so the run is not comparable. Run it again in another folder."
+            )
         if self.name in MOTIFS:
             for name in ("degree", "attributes", "max_degree"):
                 if getattr(self, name) is not None:
                     raise ValueError(f"`data.{name}` is for TUDataset, but {self.name} is a motif. Leave it out.")
-            return replace(self, version=self._checked_version(MOTIF_VERSION))
+            return replace(self, version=current)
         entry = TU_SETS.get(self.name, TUEntry(0, 0))
         degree = entry.degree if self.degree is None else self.degree
         default = entry.max_degree if degree == "one-hot" else None
@@ -74,16 +80,8 @@ class GraphData:
             degree=degree,
             attributes=entry.attributes if self.attributes is None else self.attributes,
             max_degree=default if self.max_degree is None else self.max_degree,
-            version=self._checked_version(TU_VERSION),
+            version=current,
         )
-
-    def _checked_version(self, current: int) -> int:
-        if self.version not in (None, current):
-            raise ValueError(
-                f"`data.version` is {self.version}, but graphs and inputs of {self.name} now have version {current}, "
-                "so the run is not comparable. Run it again in another folder."
-            )
-        return current
 
     def load(self, split: str) -> GraphSet:
         """Load a split; continuous inputs are standardised over the training graphs."""
