@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, final, get_args
 
 import numpy as np
-import numpy.typing as npt
 import scipy.sparse as sp
 import torch
 from torch import Tensor
@@ -19,10 +18,10 @@ from topomask.data.npz import read_npz, write_npz
 from topomask.data.root import data_root, missing
 from topomask.data.splits import SPLITS, check_split
 from topomask.graph import Graph
+from topomask.graph.input import Array
 from topomask.nn import SparseRows
 from topomask.support.checks import check_choice
 
-Array = npt.NDArray[Any]
 Scaling = Literal["none", "binary", "row"]
 Metric = Literal["accuracy", "roc_auc"]
 _KEYS = ("x_data", "x_indices", "x_indptr", "x_shape", "y", "edges", *(f"{split}_mask" for split in SPLITS))

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -21,9 +20,9 @@ from topomask.data.graph_set import GraphSet
 from topomask.data.limits import check_bytes, limit_of, unpacked_limit
 from topomask.data.root import data_root, missing
 from topomask.graph import Graph
+from topomask.graph.input import Array
 from topomask.support.checks import did_you_mean
 
-Array = npt.NDArray[Any]
 _CHUNK = 1 << 24
 # Stored in the record of a run: increase it when the same files and options give different graphs or features.
 TU_VERSION = 2
