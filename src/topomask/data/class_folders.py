@@ -202,8 +202,7 @@ class ImageFolder(ClassFolders):
         split_seed: int = 0,
         per_class: int | None = None,
     ) -> None:
-        if size is not None and size < 1:
-            raise ValueError(f"`size` must be at least 1 pixel, but is {size}.")
+        check_sizes(size=1 if size is None else size)
         super().__init__(Path(path), split, val_fraction=val_fraction, split_seed=split_seed, per_class=per_class)
         self.size = size
         # The first image decides the size of the others.

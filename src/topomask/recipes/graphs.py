@@ -169,9 +169,9 @@ class GraphExperiment(ValidatedExperiment):
         least = min(2, size) if needs_two else 1
         return GraphBatches(graphs, size, seed=self.train.seed, shuffle=training, min_graphs=least)
 
-    def _task(self) -> Task:
+    def task(self) -> Task:
         """Cross entropy and accuracy."""
-        return GraphClassification()
+        return self.chosen(GraphClassification())
 
 
 def graphs() -> GraphExperiment:
