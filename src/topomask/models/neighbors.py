@@ -126,7 +126,8 @@ class WalkNeighbors(_SettledLayer):
 
     def find(self, positions: Tensor, padding: Tensor | None) -> Graph:
         """Build the directed graph of nearest neighbours, block-diagonal over clouds; padding is isolated."""
-        return Graph.batch([_neighbor_graph(cloud, self.num_neighbors) for cloud in _clouds(positions, padding)])
+        size, k = positions.shape[1], self.num_neighbors
+        return Graph.batch([_neighbor_graph(*cloud, size, k) for cloud in _clouds(positions, padding)])
 
     def settings(self) -> dict[str, float]:
         """Return the number of neighbours; the mask checks the length of the walks."""
@@ -167,51 +168,38 @@ class AnchorNeighbors(_SettledLayer):
 
     def find(self, positions: Tensor, padding: Tensor | None) -> AnchorLists:
         """Find anchors, their neighbours, and the nearest anchor of each particle, for all clouds."""
-        clouds = _clouds(positions, padding)
-        for number, cloud in enumerate(clouds):
-            if len(cloud.points) <= self.num_neighbors:
+        size, num_anchors = positions.shape[1], 0
+        anchors, neighbors, nearest = [], [], np.zeros(positions.shape[0] * size, dtype=np.int64)
+        for number, (points, places) in enumerate(_clouds(positions, padding)):
+            if len(points) <= self.num_neighbors:
                 raise ValueError(
                     f"`num_neighbors` must be less than the number of particles of each cloud, but is "
-                    f"{self.num_neighbors}, and cloud {number} has {len(cloud.points)} particles. Build the model with "
+                    f"{self.num_neighbors}, and cloud {number} has {len(points)} particles. Build the model with "
                     "fewer neighbours, or remove the cloud."
                 )
-        anchors, neighbors, nearest = zip(*map(self._lists, clouds), strict=True)
-        starts = positions.shape[1] * np.arange(len(clouds))
-        first_anchors = np.cumsum([0, *map(len, anchors[:-1])])
-        pairs = (anchors, starts), (neighbors, starts), (nearest, first_anchors)
-        joined = (np.concatenate([part + start for part, start in zip(*pair, strict=True)]) for pair in pairs)
-        return AnchorLists(*(torch.from_numpy(part).to(positions.device) for part in joined))
+            places = places + number * size
+            order = np.random.default_rng(self.seed).permutation(len(points))
+            chosen = np.sort(order[: max(1, round(self.anchor_fraction * len(points)))])
+            anchors.append(places[chosen])
+            neighbors.append(places[nearest_others(points, self.num_neighbors, of=chosen)])
+            found = cKDTree(points[chosen]).query(points, workers=torch.get_num_threads())[1]
+            nearest[places] = num_anchors + found
+            num_anchors += len(chosen)
+        parts = (np.concatenate(anchors), np.concatenate(neighbors), nearest)
+        return AnchorLists(*(torch.from_numpy(part).to(positions.device) for part in parts))
 
     def settings(self) -> dict[str, float]:
         """Return the number of neighbours and the fraction of anchors."""
         return {"num_neighbors": self.num_neighbors, "anchor_fraction": self.anchor_fraction}
-
-    def _lists(self, cloud: _Cloud) -> tuple[Array, Array, Array]:
-        """Anchors [A], their neighbours [A, k] and the nearest anchor of each position [N] in one cloud."""
-        points, places, size = cloud
-        num_anchors = max(1, round(self.anchor_fraction * len(points)))
-        chosen = np.sort(np.random.default_rng(self.seed).permutation(len(points))[:num_anchors])
-        neighbors = nearest_others(points, self.num_neighbors, of=chosen)
-        nearest = np.zeros(size, dtype=np.int64)
-        nearest[places] = cKDTree(points[chosen]).query(points, workers=torch.get_num_threads())[1]
-        return places[chosen], places[neighbors], nearest
 
     def forward(self, x: Tensor, positions: Tensor, around: AnchorLists) -> Tensor:
         """Pass messages."""
         return self.messages(x.flatten(0, 1), positions.flatten(0, 1), around).view_as(x)
 
 
-class _Cloud(NamedTuple):
-    """One point cloud of a batch."""
-
-    points: Array  # [P, axes]
-    places: Array  # [P], their indices among all places, padding included
-    num_places: int
-
-
-def _clouds(positions: Tensor, padding: Tensor | None) -> list[_Cloud]:
+def _clouds(positions: Tensor, padding: Tensor | None) -> list[tuple[Array, Array]]:
+    """The points of each cloud, [P, axes], and their indices among the places of the cloud, padding included, [P]."""
     arrays = positions.detach().cpu().double().numpy()
-    size = arrays.shape[1]
     kept = np.ones(arrays.shape[:2], dtype=bool) if padding is None else (~padding).cpu().numpy()
     wrong = np.argwhere(kept & ~np.isfinite(arrays).all(axis=2))
     if len(wrong):
@@ -221,11 +209,10 @@ def _clouds(positions: Tensor, padding: Tensor | None) -> list[_Cloud]:
             "Remove it, or mark it as padding."
         )
     places = [np.flatnonzero(row) for row in kept]
-    return [_Cloud(points[own], own, size) for points, own in zip(arrays, places, strict=True)]
+    return [(points[own], own) for points, own in zip(arrays, places, strict=True)]
 
 
-def _neighbor_graph(cloud: _Cloud, num_neighbors: int) -> Graph:
-    points, places, size = cloud
+def _neighbor_graph(points: Array, places: Array, size: int, num_neighbors: int) -> Graph:
     num_neighbors = min(num_neighbors, len(points) - 1)
     if num_neighbors < 1:
         return Graph.from_edges(np.zeros((2, 0), dtype=np.int64), size, directed=True)
