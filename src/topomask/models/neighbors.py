@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -49,27 +49,25 @@ class _SettledLayer(NeighborLayer):
     """A layer whose settings are saved in checkpoints, and checked on loading.
 
     Attributes:
+        settings: Names of the attributes that must be the same in a checkpoint and in the layer.
         optional_state: Keys that older checkpoints, without settings, may lack.
     """
 
+    settings: ClassVar[tuple[str, ...]]
     optional_state = ("_extra_state",)
 
     def __init__(self) -> None:
         super().__init__()
         self.register_load_state_dict_pre_hook(_take_own_settings)
 
-    @abstractmethod
-    def settings(self) -> dict[str, float]:
-        """Return the settings that must be the same in a checkpoint and in the layer."""
-
     def get_extra_state(self) -> Tensor:
         """Return the settings as a tensor."""
-        return torch.tensor(list(self.settings().values()), dtype=torch.float64)
+        return torch.tensor([getattr(self, name) for name in self.settings], dtype=torch.float64)
 
     def set_extra_state(self, state: Tensor) -> None:
         """Raise a ValueError unless the settings of a checkpoint are those of this layer."""
-        for (name, own), saved in zip(self.settings().items(), state.tolist(), strict=True):
-            if own != saved:
+        for name, saved in zip(self.settings, state.tolist(), strict=True):
+            if (own := getattr(self, name)) != saved:
                 raise ValueError(
                     f"The checkpoint has {name}={saved:g}, but the model has {name}={own:g}. Build the model with "
                     f"{name}={saved:g}."
@@ -107,6 +105,9 @@ class WalkNeighbors(_SettledLayer):
         Reid et al. (2025), App. C.3 and Alg. 2.
     """
 
+    # The mask checks the length of the walks.
+    settings = ("num_neighbors",)
+
     def __init__(
         self, dim: int, num_neighbors: int = 3, num_hops: int = 3, num_walks: int | None = None, seed: int = 0
     ) -> None:
@@ -128,10 +129,6 @@ class WalkNeighbors(_SettledLayer):
         """Build the directed graph of nearest neighbours, block-diagonal over clouds; padding is isolated."""
         size, k = positions.shape[1], self.num_neighbors
         return Graph.batch([_neighbor_graph(*cloud, size, k) for cloud in _clouds(positions, padding)])
-
-    def settings(self) -> dict[str, float]:
-        """Return the number of neighbours; the mask checks the length of the walks."""
-        return {"num_neighbors": self.num_neighbors}
 
     def prepare(self, found: Graph) -> Walks:
         """Sample walks on the graph."""
@@ -155,6 +152,8 @@ class AnchorNeighbors(_SettledLayer):
         seed: Seed of the choice of anchors, which is the same in every call.
         num_axes: Number of spatial dimensions.
     """
+
+    settings = ("num_neighbors", "anchor_fraction")
 
     def __init__(
         self, dim: int, num_neighbors: int = 16, anchor_fraction: float = 0.25, seed: int = 0, num_axes: int = 3
@@ -187,10 +186,6 @@ class AnchorNeighbors(_SettledLayer):
             num_anchors += len(chosen)
         parts = (np.concatenate(anchors), np.concatenate(neighbors), nearest)
         return AnchorLists(*(torch.from_numpy(part).to(positions.device) for part in parts))
-
-    def settings(self) -> dict[str, float]:
-        """Return the number of neighbours and the fraction of anchors."""
-        return {"num_neighbors": self.num_neighbors, "anchor_fraction": self.anchor_fraction}
 
     def forward(self, x: Tensor, positions: Tensor, around: AnchorLists) -> Tensor:
         """Pass messages."""
