@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sized
-from typing import Any, Protocol, Self, cast, final
+from collections.abc import Callable, Iterator, Sized
+from typing import Any, Self, cast, final
 
 import torch
 from torch import Tensor
@@ -13,14 +13,6 @@ from torch.utils.data import DataLoader, Dataset
 
 from topomask.data.splits import seeded_generator
 from topomask.support.checks import check_sizes
-
-
-class Transform(Protocol):
-    """A function of the inputs of a batch, such as :class:`topomask.data.Augment`."""
-
-    def __call__(self, inputs: Tensor, generator: torch.Generator, /) -> Tensor:
-        """Return the new inputs; random numbers come from the generator."""
-        ...
 
 
 class ShardedEpochs(ABC):
@@ -81,7 +73,8 @@ class Batches(ShardedEpochs):
         seed: Seed of the order and of the transform.
         shuffle: Shuffle each epoch; else keep the order of the data set.
         drop_last: Drop the last batch of an epoch if it is incomplete.
-        transform: Applied to the first tensor of each batch, with a generator of its own.
+        transform: Applied to the first tensor of each batch, with a generator of its own; such as
+            :class:`topomask.data.Augment`.
         num_workers: Processes of the DataLoader; 0 reads in this one. Not used for data sets with `tensors`.
 
     Example:
@@ -102,7 +95,7 @@ class Batches(ShardedEpochs):
         seed: int = 0,
         shuffle: bool = True,
         drop_last: bool = False,
-        transform: Transform | None = None,
+        transform: Callable[[Tensor, torch.Generator], Tensor] | None = None,
         num_workers: int = 0,
     ) -> None:
         if num_workers < 0:

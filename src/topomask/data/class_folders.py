@@ -29,55 +29,46 @@ class FileTree:
     """
 
     def __init__(self, path: Path, landmarks: tuple[str, ...]) -> None:
-        self.path = path
+        self.path, self._is_folder = path, path.is_dir()
         self._archive: zipfile.ZipFile | None = None
         self._owner = 0
-        if path.is_dir():
-            self._members: dict[tuple[str, ...], str] | None = None
-            names = [child.name for child in path.iterdir() if child.is_dir()]
+        if self._is_folder:
+            found = {
+                Path(place, name).relative_to(path).parts: os.path.join(place, name)
+                for place, _, names in os.walk(path, followlinks=True)
+                for name in names
+            }
         # `is_zipfile` seeks the end of the file, and a device has none.
         elif path.is_file() and zipfile.is_zipfile(path):
-            self._members = {safe_parts(name, path): name for name in self._open().namelist() if not name.endswith("/")}
-            names = list({parts[0] for parts in self._members if len(parts) > 1})
+            found = {safe_parts(name, path): name for name in self._open().namelist() if not name.endswith("/")}
         else:
             raise ValueError(f"`path` must be a folder or a zip archive, but {path} is neither.")
-        names = [name for name in names if name != "__MACOSX" and not name.startswith(".")]
-        self._top: tuple[str, ...] = (names[0],) if len(names) == 1 and names[0] not in landmarks else ()
+        tops = {parts[0] for parts in found if len(parts) > 1 and parts[0] != "__MACOSX" and parts[0][0] != "."}
+        depth = int(len(tops) == 1 and not tops & set(landmarks))
+        # Paths on disk or names in the archive, by the parts below the top folder.
+        self._names = {parts[depth:]: name for parts, name in found.items() if not depth or parts[0] in tops}
 
     def folders(self) -> list[str]:
-        """Names of the folders at the top, sorted."""
-        if self._members is None:
-            return sorted(child.name for child in self.locate(()).iterdir() if child.is_dir())
-        depth = len(self._top)
-        return sorted(
-            {parts[depth] for parts in self._members if parts[:depth] == self._top and len(parts) > depth + 1}
-        )
+        """Names of the folders at the top that contain files, sorted."""
+        return sorted({parts[0] for parts in self._names if len(parts) > 1})
 
     def files(self, folder: tuple[str, ...], suffixes: frozenset[str]) -> list[tuple[str, ...]]:
         """Paths, as parts below the top, of all files in and below a folder that have one of the suffixes."""
-        start, depth = (*self._top, *folder), len(self._top)
-        if self._members is None:
-            found = [
-                (*Path(place).relative_to(self.path).parts, name)[depth:]
-                for place, _, names in os.walk(self.path.joinpath(*start), followlinks=True)
-                for name in names
-            ]
-        else:
-            found = [parts[depth:] for parts in self._members if parts[: len(start)] == start]
         return sorted(
             parts
-            for parts in found
-            if Path(parts[-1]).suffix.lower() in suffixes and not any(part.startswith(".") for part in parts)
+            for parts in self._names
+            if parts[: len(folder)] == folder
+            and Path(parts[-1]).suffix.lower() in suffixes
+            and not any(part.startswith(".") for part in parts)
         )
 
     def read(self, parts: tuple[str, ...]) -> bytes | None:
         """The content of a file, or None if it does not exist."""
-        if self._members is None:
-            file = self.locate(parts)
-            return read_bounded(file) if file.is_file() else None
-        name = self._members.get((*self._top, *parts))
+        name = self._names.get(parts)
         if name is None:
             return None
+        if self._is_folder:
+            return read_bounded(Path(name)) if os.path.isfile(name) else None
         info = self._open().getinfo(name)
         check_bytes(f"{name} in {self.path}", info.file_size, unpacked_limit(info.compress_size))
         with damage_named(self.path, name):
@@ -85,7 +76,7 @@ class FileTree:
 
     def locate(self, parts: tuple[str, ...]) -> Path:
         """The path of a file on disk."""
-        return self.path.joinpath(*self._top, *parts)
+        return Path(self._names[parts])
 
     def _open(self) -> zipfile.ZipFile:
         # A forked process would share the position in the file with its parent, so each process opens its own handle.
@@ -211,8 +202,7 @@ class ImageFolder(ClassFolders):
         split_seed: int = 0,
         per_class: int | None = None,
     ) -> None:
-        if size is not None and size < 1:
-            raise ValueError(f"`size` must be at least 1 pixel, but is {size}.")
+        check_sizes(size=1 if size is None else size)
         super().__init__(Path(path), split, val_fraction=val_fraction, split_seed=split_seed, per_class=per_class)
         self.size = size
         # The first image decides the size of the others.

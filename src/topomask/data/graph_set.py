@@ -5,7 +5,7 @@ from __future__ import annotations
 import zipfile
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Self, final, overload
+from typing import Any, NamedTuple, final, overload
 
 import numpy as np
 import torch
@@ -318,13 +318,8 @@ class GraphBatches(ShardedEpochs):
         if not 1 <= min_graphs <= batch_size:
             raise ValueError(f"`min_graphs` must lie in [1, batch_size={batch_size}], but is {min_graphs}.")
         self.dataset, self.min_graphs = dataset, min_graphs
-        self._kept: dict[int, GraphBatch] = {}
-
-    def shard(self, rank: int, world_size: int) -> Self:
-        """Return the part of each batch that belongs to one of several processes."""
-        part = super().shard(rank, world_size)
-        part._kept = {}
-        return part
+        # By rank, number of processes, and number of the batch.
+        self._kept: dict[tuple[int, int, int], GraphBatch] = {}
 
     def _fewest(self) -> int:
         return self._rank + 1 if self.min_graphs == 1 else self.min_graphs * self._world_size
@@ -332,7 +327,8 @@ class GraphBatches(ShardedEpochs):
     def epoch(self, epoch: int, skip: int = 0) -> Iterator[GraphBatch]:
         """Iterate over the batches of one epoch, without the first ``skip``."""
         for number, places in enumerate(self._indices(epoch, skip), start=skip):
-            batch = self._kept.get(number) or self.dataset.batch(places)
+            key = (self._rank, self._world_size, number)
+            batch = self._kept.get(key) or self.dataset.batch(places)
             if not self.shuffle:
-                self._kept[number] = batch
+                self._kept[key] = batch
             yield batch

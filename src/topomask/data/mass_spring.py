@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 from scipy.sparse import csr_matrix
-from scipy.spatial import cKDTree
+
+from topomask.graph import knn_graph
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
-Indices = np.ndarray[Any, np.dtype[np.int64]]
 
 # Fraction of the largest stable time step to use.
 _SAFETY = 0.8
@@ -58,7 +58,8 @@ class MassSpring:
                 f"{material.num_neighbors}."
             )
         self.material = material
-        self.springs = _springs(positions, material.num_neighbors)  # [E, 2]
+        ends = knn_graph(positions, material.num_neighbors).to_edge_index()[0].T.numpy()
+        self.springs = ends[ends[:, 0] < ends[:, 1]]  # each pair once, [E, 2]
         num_springs = len(self.springs)
         # One row per spring: the difference of its ends.
         signs = np.tile([-1.0, 1.0], num_springs)
@@ -100,12 +101,3 @@ class MassSpring:
             velocities[below, :2] *= math.exp(-self.material.friction * step)
             velocities[below, 2] = np.maximum(velocities[below, 2], -self.material.restitution * velocities[below, 2])
         return positions, velocities
-
-
-def _springs(positions: Array, num_neighbors: int) -> Indices:
-    """Pairs of particles and their nearest neighbours, each pair once, [E, 2]."""
-    _, neighbors = cKDTree(positions).query(positions, k=num_neighbors + 1)
-    source = np.repeat(np.arange(len(positions)), num_neighbors + 1)
-    pairs = np.sort(np.stack([source, neighbors.astype(np.int64).ravel()], axis=1), axis=1)
-    # Each particle is its own nearest, and two may be nearest to each other.
-    return np.unique(pairs[pairs[:, 0] < pairs[:, 1]], axis=0)

@@ -102,13 +102,10 @@ def largest_neighbor_degrees(graph: Graph, count: int) -> Tensor:
     """The largest degrees among the neighbours of each node, descending, padded with zeros, [N, count]."""
     degrees = np.diff(graph.indptr)
     rows = np.repeat(np.arange(graph.num_nodes), degrees)
-    order = np.lexsort((-degrees[graph.indices], rows))
-    place = np.arange(len(rows)) - graph.indptr[rows]
-    kept = place < count
-    out = torch.zeros(graph.num_nodes, count)
-    values = degrees[graph.indices[order]][kept]
-    out[torch.from_numpy(rows[kept]), torch.from_numpy(place[kept])] = torch.from_numpy(values).float()
-    return out
+    values = degrees[graph.indices]
+    out = np.zeros((graph.num_nodes, max(count, degrees.max(initial=0))), np.float32)
+    out[rows, np.arange(len(rows)) - graph.indptr[rows]] = values[np.lexsort((-values, rows))]
+    return torch.from_numpy(out[:, :count].copy())
 
 
 def _random_like(num_edges: int, num_nodes: int, draw: np.random.Generator) -> Array:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, final, get_args
 
 import numpy as np
-import numpy.typing as npt
 import scipy.sparse as sp
 import torch
 from torch import Tensor
@@ -19,10 +18,10 @@ from topomask.data.npz import read_npz, write_npz
 from topomask.data.root import data_root, missing
 from topomask.data.splits import SPLITS, check_split
 from topomask.graph import Graph
+from topomask.graph.input import Array
 from topomask.nn import SparseRows
 from topomask.support.checks import check_choice
 
-Array = npt.NDArray[Any]
 Scaling = Literal["none", "binary", "row"]
 Metric = Literal["accuracy", "roc_auc"]
 _KEYS = ("x_data", "x_indices", "x_indptr", "x_shape", "y", "edges", *(f"{split}_mask" for split in SPLITS))
@@ -87,7 +86,8 @@ class NodeSet:
         x: Features of the nodes, [N, F], dense or sparse.
         labels: Class of each node, integers, [N]; nodes that are in no split may have any label, such as -1.
         num_classes: Number of classes.
-        masks: For ``"train"``, ``"val"`` and ``"test"``, which nodes belong to it in each split, bool, [splits, N].
+        masks: For ``"train"``, ``"val"`` and ``"test"``, which nodes belong to it in each split, bool, [splits, N];
+            a mask [1, N] is used in all splits.
         metric: The metric to report: ``"accuracy"`` or ``"roc_auc"``.
     """
 
@@ -111,7 +111,7 @@ class NodeSet:
             raise ValueError(f"`metric` 'roc_auc' needs two classes, but there are {num_classes}.")
         if isinstance(x, Tensor):
             check_finite(x, "`x`, the features of nodes,")
-        _check_splits(masks, count)
+        masks = _checked(masks, count)
         check_labels(labels, num_classes, "node", _in_a_split(masks))
         self.name, self.graph, self.features, self.labels = name, graph, x, labels
         self.num_classes, self.masks, self.metric = num_classes, masks, metric
@@ -154,7 +154,7 @@ class NodeSet:
             if mask is None:
                 raise ValueError(f"{name} must have `{split}_mask`. Create it with PyG's RandomNodeSplit.")
             masks[split] = (mask[None] if mask.ndim == 1 else mask.mT if mask.ndim == 2 else mask).cpu()
-        masks = _repeated(masks, labels)
+        masks = _checked(masks, len(labels))
         graph = Graph.from_pyg(data, directed=directed)
         given = data.x.detach().float().cpu()
         check_finite(given, f"`x` of {name}")
@@ -272,7 +272,7 @@ def node_set(
         for split in SPLITS:
             if found[f"{split}_mask"].dtype != bool:
                 raise ValueError(f"{split}_mask must be bool, but is {found[f'{split}_mask'].dtype}.")
-        masks = _repeated({split: torch.from_numpy(found[f"{split}_mask"]) for split in SPLITS}, classes)
+        masks = _checked({split: torch.from_numpy(found[f"{split}_mask"]) for split in SPLITS}, num_nodes)
         # Transposed, because two edges are a 2 x 2 array, which would be read as [2, E].
         graph = Graph.from_edges(edges.T if edges.ndim == 2 else edges, num_nodes)
         if entry.num_edges not in (0, graph.num_edges):
@@ -290,16 +290,20 @@ def _in_a_split(masks: dict[str, Tensor]) -> Tensor:
     return torch.stack([masks[split].any(dim=0) for split in SPLITS]).any(dim=0)
 
 
-def _check_mask(split: str, mask: Tensor | None, num_nodes: int) -> None:
-    if mask is None or mask.ndim != 2 or mask.shape[1] != num_nodes or mask.dtype != torch.bool:
-        found = "missing" if mask is None else f"{mask.dtype} of shape {tuple(mask.shape)}"
-        raise ValueError(f"`masks[{split!r}]` must be bool of shape [splits, num_nodes={num_nodes}], but is {found}.")
+def _checked(masks: dict[str, Tensor], num_nodes: int) -> dict[str, Tensor]:
+    """Return the masks, repeating those of a single split, if the three parts of each split are disjoint and not empty.
 
-
-def _check_splits(masks: dict[str, Tensor], num_nodes: int) -> None:
-    """Raise a ValueError unless the three parts of each split are disjoint and not empty."""
+    Otherwise, raise a ValueError.
+    """
     for split in SPLITS:
-        _check_mask(split, masks.get(split), num_nodes)
+        mask = masks.get(split)
+        if mask is None or mask.ndim != 2 or mask.shape[1] != num_nodes or mask.dtype != torch.bool:
+            found = "missing" if mask is None else f"{mask.dtype} of shape {tuple(mask.shape)}"
+            raise ValueError(
+                f"`masks[{split!r}]` must be bool of shape [splits, num_nodes={num_nodes}], but is {found}."
+            )
+    most = max(len(masks[split]) for split in SPLITS)
+    masks = {split: masks[split].expand(most, -1) if len(masks[split]) == 1 else masks[split] for split in SPLITS}
     sizes = [len(masks[split]) for split in SPLITS]
     if not sizes[0] == sizes[1] == sizes[2] > 0:
         raise ValueError(
@@ -317,20 +321,13 @@ def _check_splits(masks: dict[str, Tensor], num_nodes: int) -> None:
                     f"{first} and {second} of split {number} must have no node in common, but share {shared}. Remove "
                     "these from one of the masks."
                 )
+    return masks
 
 
 def _count_classes(labels: Tensor, masks: dict[str, Tensor]) -> int:
     """Number of classes among the nodes in a split; other nodes may have any label."""
     used = labels[_in_a_split(masks)]
     return int(used.max()) + 1 if len(used) else 0
-
-
-def _repeated(masks: dict[str, Tensor], labels: Tensor) -> dict[str, Tensor]:
-    """Repeat masks of a single split as often as the others have splits."""
-    for split, mask in masks.items():
-        _check_mask(split, mask, len(labels))
-    most = max(len(mask) for mask in masks.values())
-    return {split: mask.expand(most, -1) if len(mask) == 1 else mask for split, mask in masks.items()}
 
 
 def _sparse_features(file: Path, found: dict[str, Array]) -> Any:

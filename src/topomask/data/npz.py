@@ -12,13 +12,12 @@ from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from topomask.data.archives import READ_ERRORS
 from topomask.data.limits import check_bytes, check_plain, read_up_to, unpacked_limit
+from topomask.graph.input import Array
 from topomask.support.files import write_content
 
-Array = npt.NDArray[Any]
 # Bytes of a header; NumPy's own limit.
 _MAX_HEADER = 10_000
 # What NumPy raises on an invalid header, which it parses as Python.

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -21,9 +20,9 @@ from topomask.data.graph_set import GraphSet
 from topomask.data.limits import check_bytes, limit_of, unpacked_limit
 from topomask.data.root import data_root, missing
 from topomask.graph import Graph
+from topomask.graph.input import Array
 from topomask.support.checks import did_you_mean
 
-Array = npt.NDArray[Any]
 _CHUNK = 1 << 24
 # Stored in the record of a run: increase it when the same files and options give different graphs or features.
 TU_VERSION = 2
@@ -119,8 +118,8 @@ def tu_dataset(
         _check_one_hot(files, len(owner), 1 + min(max_degree, largest))
     degrees = degree_features(graphs, degree, max_degree)
     # Known sets without node labels use degrees.
-    is_labelled = name in TU_SETS and entry.degree == "none"
-    node_labels = (files.need if is_labelled else files.numbers)("node_labels", count=len(owner))
+    is_labelled = (name in TU_SETS and entry.degree == "none") or files.find("node_labels") is not None
+    node_labels = files.numbers("node_labels", count=len(owner)) if is_labelled else None
     x, quantities = _inputs(files, len(owner), node_labels, attributes, degrees, degree == "log")
     features = x.split([graph.num_nodes for graph in graphs])
     found = GraphSet(name, graphs, features, torch.from_numpy(labels), classes, quantities)
@@ -152,27 +151,29 @@ class _Files:
         """Name and place of a file, for errors."""
         return f"{self.name}_{kind}.txt in {self.where}"
 
-    def open(self, kind: str) -> IO[bytes] | None:
-        """Open a file, such as ``A`` or ``graph_labels``; None if it does not exist."""
+    def find(self, kind: str) -> str | None:
+        """The name of a file, such as ``A`` or ``graph_labels``, where it is stored; None if it does not exist."""
         file = f"{self.name}_{kind}.txt"
         if self.archive is None:
-            path = self.where / file
-            if not path.is_file():
-                return None
-            check_bytes(path, path.stat().st_size, self.max_bytes)
-            return path.open("rb")
-        members = [member for member in self.archive.namelist() if member.rpartition("/")[2] == file]
-        return self.archive.open(members[0]) if members else None
+            return file if (self.where / file).is_file() else None
+        return next((member for member in self.archive.namelist() if member.rpartition("/")[2] == file), None)
 
-    def numbers(self, kind: str, dtype: Any = np.int64, count: int | None = None, what: str = "nodes") -> Array | None:
-        """All numbers of a file, one row per line, of which there must be `count`; None if it does not exist."""
+    def open(self, kind: str) -> IO[bytes]:
+        """Open a file; a MissingDataError if it does not exist."""
+        file = self.find(kind)
+        if file is None:
+            raise missing(self.name, self.where, [f"{self.name}_{kind}.txt"], _HOW)
+        if self.archive is not None:
+            return self.archive.open(file)
+        check_bytes(self.where / file, (self.where / file).stat().st_size, self.max_bytes)
+        return (self.where / file).open("rb")
+
+    def numbers(self, kind: str, dtype: Any = np.int64, count: int | None = None, what: str = "nodes") -> Array:
+        """All numbers of a file, one row per line, of which there must be `count`."""
         place = self.locate(kind)
         parts, lines, size = [], 0, 0
         try:
-            source = self.open(kind)
-            if source is None:
-                return None
-            with source:
+            with self.open(kind) as source:
                 for text in _whole_lines(source):
                     lines += text.count(b"\n")
                     parts.append(_parse(text, dtype, place))
@@ -187,13 +188,6 @@ class _Files:
         if count not in (None, lines):
             raise ValueError(f"{place} has {lines} lines for {count} {what}: a file is truncated. {_AGAIN}")
         return values.reshape(lines, -1)
-
-    def need(self, kind: str, dtype: Any = np.int64, count: int | None = None, what: str = "nodes") -> Array:
-        """The same, or an error if the file does not exist."""
-        values = self.numbers(kind, dtype, count, what)
-        if values is None:
-            raise missing(self.name, self.where, [f"{self.name}_{kind}.txt"], _HOW)
-        return values
 
 
 def _whole_lines(source: IO[bytes]) -> Iterator[bytes]:
@@ -221,7 +215,7 @@ def _parse(text: bytes, dtype: Any, place: str) -> Array:
 
 def _owners(files: _Files) -> Array:
     """The graph of each node, from 0."""
-    owner = files.need("graph_indicator")[:, 0] - 1
+    owner = files.numbers("graph_indicator")[:, 0] - 1
     if owner[0] != 0 or ((owner[1:] - owner[:-1]) < 0).any() or ((owner[1:] - owner[:-1]) > 1).any():
         raise ValueError(
             f"{files.locate('graph_indicator')} must number graphs 1, 2, 3, ... in ascending order. {_AGAIN}"
@@ -230,7 +224,7 @@ def _owners(files: _Files) -> Array:
 
 
 def _labels(files: _Files, owner: Array) -> tuple[Array, tuple[str, ...]]:
-    table = files.need("graph_labels", count=int(owner[-1]) + 1, what="graphs")
+    table = files.numbers("graph_labels", count=int(owner[-1]) + 1, what="graphs")
     if table.shape[1] != 1:
         raise ValueError(
             f"{files.locate('graph_labels')} must have one class per line, but has {table.shape[1]} numbers. Sets with "
@@ -241,7 +235,7 @@ def _labels(files: _Files, owner: Array) -> tuple[Array, tuple[str, ...]]:
 
 
 def _graphs(files: _Files, owner: Array) -> list[Graph]:
-    edges = files.need("A") - 1
+    edges = files.numbers("A") - 1
     if edges.shape[1] != 2:
         raise ValueError(f"{files.locate('A')} must have two numbers per line. {_AGAIN}")
     num_nodes = len(owner)
@@ -284,7 +278,7 @@ def _inputs(
             parts.append(F.one_hot(torch.from_numpy(places.reshape(-1)), len(kinds)).float())
             is_quantity += [False] * len(kinds)
     if attributes:
-        values = files.need("node_attributes", np.float64, num_nodes)
+        values = files.numbers("node_attributes", np.float64, num_nodes)
         if not np.isfinite(values).all():
             line = int(np.flatnonzero(~np.isfinite(values).all(axis=1))[0]) + 1
             raise ValueError(
@@ -293,8 +287,7 @@ def _inputs(
             )
         parts.append(torch.from_numpy(values).float())
         is_quantity += [True] * values.shape[1]
-    elif labels is None and not degrees.shape[1] and (source := files.open("node_attributes")) is not None:
-        source.close()
+    elif labels is None and not degrees.shape[1] and files.find("node_attributes") is not None:
         warnings.warn(
             f"{files.name} in {files.where} has node attributes, but no node labels: the only feature is the constant "
             "1. Pass attributes=True (--data.attributes True), or `degree`.",

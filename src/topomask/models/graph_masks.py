@@ -75,10 +75,6 @@ class GraphMaskOptions(Options):
     width: int | None = None
     max_entries: int | None = None
 
-    def updated(self, other: GraphMaskOptions) -> GraphMaskOptions:
-        """Return a copy with the fields of ``other`` that are not None."""
-        return dataclasses.replace(self, **other.given())
-
     def obeyed_by(self, mask: str) -> GraphMaskOptions:
         """Return the options that a mask has, to compare several with the same options."""
         return self.only(options_of(checked_mask(mask)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal, Self, get_args
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from topomask.attention.inputs import FeatureMap, check_features
 from topomask.graph import Graph
 from topomask.masks.mask import Mask
-from topomask.masks.operator import Normalizer, Operator
+from topomask.masks.operator import Normalizer
 from topomask.models.graph_masks import GraphMaskOptions, MaskFactory, layer_masks
 from topomask.nn import MLP, GraphConvolution, GraphReadout, MaskedAttention, SparseRows
 from topomask.nn.attention import Kind, checked_feature_map
@@ -143,9 +143,7 @@ class GraphTransformer(nn.Module):
             _check_statistics("head_norm", self.head_norm, graph.num_graphs, "graph", _LEAVE_OUT)
         tokens = apply_linear(self.embedding, drop_features(x, self.input_dropout, self.training))
         for block in self.blocks:
-            assert isinstance(block, GraphBlock)
-            operator = None if block.attention is None else block.attention.mask.on(graph)
-            tokens = block(tokens, graph, operator)
+            tokens = block(tokens, graph)
         return self.head_norm(self.readout(self.norm(tokens), graph))
 
     def forward(self, x: Tensor | SparseRows, graph: Graph) -> Tensor:
@@ -182,11 +180,11 @@ class GraphBlock(nn.Module):
         self.mlp_norm, self.mlp = norms(), mlp
         self.dropout = Dropout(dropout)
 
-    def forward(self, x: Tensor, graph: Graph, operator: Operator | None) -> Tensor:
-        """Map tokens to tokens, [N, C]; ``operator`` is the mask of the attention on the graph."""
+    def forward(self, x: Tensor, graph: Graph) -> Tensor:
+        """Map tokens to tokens, [N, C]."""
         normed = self.mixing_norm(x)
-        if self.attention is not None and operator is not None:
-            x = x + self.dropout(self.attention.attend(normed, operator))
+        if self.attention is not None:
+            x = x + self.dropout(self.attention(normed, graph))
         if self.local is not None:
             x = x + self.dropout(self.local(normed, graph))
         return x + self.dropout(self.mlp(self.mlp_norm(x)))
@@ -241,8 +239,8 @@ class GraphTransformerConfig(ModelConfig[GraphTransformer]):
         own = PRESETS[name].get("mask_options")
         if own is not None:
             # Another mask may not have these options.
-            own = own.obeyed_by(fields["mask"])
-            fields["mask_options"] = own.updated(changes.get("mask_options") or GraphMaskOptions())
+            given = changes.get("mask_options") or GraphMaskOptions()
+            fields["mask_options"] = replace(own.obeyed_by(fields["mask"]), **given.given())
         return cls(**fields)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -49,27 +49,25 @@ class _SettledLayer(NeighborLayer):
     """A layer whose settings are saved in checkpoints, and checked on loading.
 
     Attributes:
+        settings: Names of the attributes that must be the same in a checkpoint and in the layer.
         optional_state: Keys that older checkpoints, without settings, may lack.
     """
 
+    settings: ClassVar[tuple[str, ...]]
     optional_state = ("_extra_state",)
 
     def __init__(self) -> None:
         super().__init__()
         self.register_load_state_dict_pre_hook(_take_own_settings)
 
-    @abstractmethod
-    def settings(self) -> dict[str, float]:
-        """Return the settings that must be the same in a checkpoint and in the layer."""
-
     def get_extra_state(self) -> Tensor:
         """Return the settings as a tensor."""
-        return torch.tensor(list(self.settings().values()), dtype=torch.float64)
+        return torch.tensor([getattr(self, name) for name in self.settings], dtype=torch.float64)
 
     def set_extra_state(self, state: Tensor) -> None:
         """Raise a ValueError unless the settings of a checkpoint are those of this layer."""
-        for (name, own), saved in zip(self.settings().items(), state.tolist(), strict=True):
-            if own != saved:
+        for name, saved in zip(self.settings, state.tolist(), strict=True):
+            if (own := getattr(self, name)) != saved:
                 raise ValueError(
                     f"The checkpoint has {name}={saved:g}, but the model has {name}={own:g}. Build the model with "
                     f"{name}={saved:g}."
@@ -107,6 +105,9 @@ class WalkNeighbors(_SettledLayer):
         Reid et al. (2025), App. C.3 and Alg. 2.
     """
 
+    # The mask checks the length of the walks.
+    settings = ("num_neighbors",)
+
     def __init__(
         self, dim: int, num_neighbors: int = 3, num_hops: int = 3, num_walks: int | None = None, seed: int = 0
     ) -> None:
@@ -126,11 +127,8 @@ class WalkNeighbors(_SettledLayer):
 
     def find(self, positions: Tensor, padding: Tensor | None) -> Graph:
         """Build the directed graph of nearest neighbours, block-diagonal over clouds; padding is isolated."""
-        return Graph.batch([_neighbor_graph(cloud, self.num_neighbors) for cloud in _clouds(positions, padding)])
-
-    def settings(self) -> dict[str, float]:
-        """Return the number of neighbours; the mask checks the length of the walks."""
-        return {"num_neighbors": self.num_neighbors}
+        size, k = positions.shape[1], self.num_neighbors
+        return Graph.batch([_neighbor_graph(*cloud, size, k) for cloud in _clouds(positions, padding)])
 
     def prepare(self, found: Graph) -> Walks:
         """Sample walks on the graph."""
@@ -155,6 +153,8 @@ class AnchorNeighbors(_SettledLayer):
         num_axes: Number of spatial dimensions.
     """
 
+    settings = ("num_neighbors", "anchor_fraction")
+
     def __init__(
         self, dim: int, num_neighbors: int = 16, anchor_fraction: float = 0.25, seed: int = 0, num_axes: int = 3
     ) -> None:
@@ -167,51 +167,34 @@ class AnchorNeighbors(_SettledLayer):
 
     def find(self, positions: Tensor, padding: Tensor | None) -> AnchorLists:
         """Find anchors, their neighbours, and the nearest anchor of each particle, for all clouds."""
-        clouds = _clouds(positions, padding)
-        for number, cloud in enumerate(clouds):
-            if len(cloud.points) <= self.num_neighbors:
+        size, num_anchors = positions.shape[1], 0
+        anchors, neighbors, nearest = [], [], np.zeros(positions.shape[0] * size, dtype=np.int64)
+        for number, (points, places) in enumerate(_clouds(positions, padding)):
+            if len(points) <= self.num_neighbors:
                 raise ValueError(
                     f"`num_neighbors` must be less than the number of particles of each cloud, but is "
-                    f"{self.num_neighbors}, and cloud {number} has {len(cloud.points)} particles. Build the model with "
+                    f"{self.num_neighbors}, and cloud {number} has {len(points)} particles. Build the model with "
                     "fewer neighbours, or remove the cloud."
                 )
-        anchors, neighbors, nearest = zip(*map(self._lists, clouds), strict=True)
-        starts = positions.shape[1] * np.arange(len(clouds))
-        first_anchors = np.cumsum([0, *map(len, anchors[:-1])])
-        pairs = (anchors, starts), (neighbors, starts), (nearest, first_anchors)
-        joined = (np.concatenate([part + start for part, start in zip(*pair, strict=True)]) for pair in pairs)
-        return AnchorLists(*(torch.from_numpy(part).to(positions.device) for part in joined))
-
-    def settings(self) -> dict[str, float]:
-        """Return the number of neighbours and the fraction of anchors."""
-        return {"num_neighbors": self.num_neighbors, "anchor_fraction": self.anchor_fraction}
-
-    def _lists(self, cloud: _Cloud) -> tuple[Array, Array, Array]:
-        """Anchors [A], their neighbours [A, k] and the nearest anchor of each position [N] in one cloud."""
-        points, places, size = cloud
-        num_anchors = max(1, round(self.anchor_fraction * len(points)))
-        chosen = np.sort(np.random.default_rng(self.seed).permutation(len(points))[:num_anchors])
-        neighbors = nearest_others(points, self.num_neighbors, of=chosen)
-        nearest = np.zeros(size, dtype=np.int64)
-        nearest[places] = cKDTree(points[chosen]).query(points, workers=torch.get_num_threads())[1]
-        return places[chosen], places[neighbors], nearest
+            places = places + number * size
+            order = np.random.default_rng(self.seed).permutation(len(points))
+            chosen = np.sort(order[: max(1, round(self.anchor_fraction * len(points)))])
+            anchors.append(places[chosen])
+            neighbors.append(places[nearest_others(points, self.num_neighbors, of=chosen)])
+            found = cKDTree(points[chosen]).query(points, workers=torch.get_num_threads())[1]
+            nearest[places] = num_anchors + found
+            num_anchors += len(chosen)
+        parts = (np.concatenate(anchors), np.concatenate(neighbors), nearest)
+        return AnchorLists(*(torch.from_numpy(part).to(positions.device) for part in parts))
 
     def forward(self, x: Tensor, positions: Tensor, around: AnchorLists) -> Tensor:
         """Pass messages."""
         return self.messages(x.flatten(0, 1), positions.flatten(0, 1), around).view_as(x)
 
 
-class _Cloud(NamedTuple):
-    """One point cloud of a batch."""
-
-    points: Array  # [P, axes]
-    places: Array  # [P], their indices among all places, padding included
-    num_places: int
-
-
-def _clouds(positions: Tensor, padding: Tensor | None) -> list[_Cloud]:
+def _clouds(positions: Tensor, padding: Tensor | None) -> list[tuple[Array, Array]]:
+    """The points of each cloud, [P, axes], and their indices among the places of the cloud, padding included, [P]."""
     arrays = positions.detach().cpu().double().numpy()
-    size = arrays.shape[1]
     kept = np.ones(arrays.shape[:2], dtype=bool) if padding is None else (~padding).cpu().numpy()
     wrong = np.argwhere(kept & ~np.isfinite(arrays).all(axis=2))
     if len(wrong):
@@ -221,11 +204,10 @@ def _clouds(positions: Tensor, padding: Tensor | None) -> list[_Cloud]:
             "Remove it, or mark it as padding."
         )
     places = [np.flatnonzero(row) for row in kept]
-    return [_Cloud(points[own], own, size) for points, own in zip(arrays, places, strict=True)]
+    return [(points[own], own) for points, own in zip(arrays, places, strict=True)]
 
 
-def _neighbor_graph(cloud: _Cloud, num_neighbors: int) -> Graph:
-    points, places, size = cloud
+def _neighbor_graph(points: Array, places: Array, size: int, num_neighbors: int) -> Graph:
     num_neighbors = min(num_neighbors, len(points) - 1)
     if num_neighbors < 1:
         return Graph.from_edges(np.zeros((2, 0), dtype=np.int64), size, directed=True)

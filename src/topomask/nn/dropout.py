@@ -31,9 +31,6 @@ def drop(x: Tensor, p: float, training: bool = True) -> Tensor:
 class Dropout(nn.Dropout):
     """:func:`drop` as a module."""
 
-    def __init__(self, p: float) -> None:
-        super().__init__(p)
-
     def forward(self, x: Tensor) -> Tensor:
         """Drop elements in training."""
         return drop(x, self.p, self.training)

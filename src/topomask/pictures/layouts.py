@@ -69,17 +69,20 @@ def _component(links: sp.csr_array, rng: np.random.Generator) -> Array:
     # Nodes with the same distances to all pivots must not start at the same position.
     places = u[:, :2] * np.sqrt(s[:2]) + 0.05 * rng.standard_normal((size, 2))
     # Pivots move nodes, but not all nodes move pivots: that would tear pivots away from their neighbours.
-    node, pivot = (x.ravel() for x in np.meshgrid(np.arange(size), np.arange(len(pivots)), indexing="ij"))
-    first, second, length = node, pivots[pivot], distances[pivot, node]
+    first, second, length = np.tile(np.arange(size), len(pivots)), np.repeat(pivots, size), distances.ravel()
     if size > _ALL_PAIRS:
         edges = sp.coo_array(links)
         # Edges stand for all near pairs, and a pivot for one far pair.
         first, second = np.concatenate([first, edges.row]), np.concatenate([second, edges.col])
         length = np.concatenate([length, np.ones(edges.nnz)])
     keep = first != second
-    places = _majorize(places, first[keep], second[keep], length[keep])
-    centred = places - places.mean(axis=0)
-    return centred @ np.linalg.svd(centred, full_matrices=False)[2].T
+    return to_plane(_majorize(places, first[keep], second[keep], length[keep]))
+
+
+def to_plane(points: Array) -> Array:
+    """Project points [N, 2 or 3] to the plane of their two longest axes, with the longest one horizontal."""
+    centred = points - points.mean(axis=0)
+    return centred @ np.linalg.svd(centred, full_matrices=False)[2][:2].T
 
 
 def _majorize(places: Array, first: Array, second: Array, length: Array) -> Array:

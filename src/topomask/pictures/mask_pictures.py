@@ -187,13 +187,9 @@ def _draw_heat(figure: Figure, axes: Axes, portrait: Portrait) -> None:
 def _pool(dense: Array) -> tuple[Array, int]:
     """The entry of largest magnitude in each block, for at most MAX_PIXELS blocks per side; and the block size."""
     block = max(1, -(-len(dense) // MAX_PIXELS))
-    size = -(-len(dense) // block) * block
-    padded = np.zeros((size, size))
-    padded[: len(dense), : len(dense)] = dense
-    count = size // block
-    tiles = padded.reshape(count, block, count, block).swapaxes(1, 2).reshape(count, count, -1)
-    largest = np.abs(tiles).argmax(axis=-1)[..., None]
-    return np.take_along_axis(tiles, largest, axis=-1)[..., 0], block
+    starts = np.arange(0, len(dense), block)
+    low, high = (f.reduceat(f.reduceat(dense, starts, axis=0), starts, axis=1) for f in (np.minimum, np.maximum))
+    return np.where(high >= -low, high, low), block
 
 
 def _draw_spectrum(axes: Axes, portrait: Portrait) -> None:

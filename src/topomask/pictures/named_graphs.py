@@ -13,6 +13,7 @@ import topomask as tm
 from topomask.graph.input import Array
 from topomask.pictures import graph_files
 from topomask.pictures.graph_files import check_size
+from topomask.pictures.layouts import to_plane
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,9 @@ def load_graph(text: str, seed: int = 0, directed: bool = False) -> NamedGraph:
     path = Path(text)
     if path.suffix.lower() in graph_files.READERS or path.is_file():
         graph, points = graph_files.read_graph(path, directed)
-        return NamedGraph(graph, path.name, None if points is None else _flat(points))
+        if points is not None:
+            points = to_plane(points) if points.shape[1] > 2 and len(points) > 1 else points[:, :2]
+        return NamedGraph(graph, path.name, points)
     name, _, size = text.partition(":")
     if name not in BUILDERS:
         examples = ", ".join(f"{other}:{builder.example}" for other, builder in BUILDERS.items())
@@ -142,12 +145,3 @@ BUILDERS: dict[str, _Builder] = {
     "tree": _Builder(_tree, "a random recursive tree", "100"),
     "ba": _Builder(_barabasi_albert, "preferential attachment, and edges per node", "100:2", counts=(1, 2)),
 }
-
-
-def _flat(points: Array) -> Array:
-    """Project points in space along their shortest axis; points in the plane stay."""
-    if points.shape[1] == 2 or len(points) == 1:
-        return points[:, :2]
-    centred = points - points.mean(axis=0)
-    axes = np.linalg.svd(centred, full_matrices=False)[2][:2]
-    return centred @ axes.T

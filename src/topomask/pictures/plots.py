@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import cast
 
 import numpy as np
@@ -17,7 +16,7 @@ from scipy.spatial import cKDTree
 from topomask.graph import Graph
 from topomask.graph.input import Array
 from topomask.masks import Mask
-from topomask.support.files import write_atomically
+from topomask.train.plots import save_figure as save_figure
 
 # Zero is light, so that large entries stand out on white.
 SEQUENTIAL = "YlOrRd"
@@ -105,9 +104,3 @@ def draw_on_graph(
     axes.set_box_aspect(1)
     axes.margins(0.06)
     axes.set_frame_on(False)
-
-
-def save_figure(figure: Figure, path: Path, dpi: int = 150) -> None:
-    """Save a figure in the format given by the suffix of the path."""
-    kind = path.suffix[1:].lower()
-    write_atomically(path, lambda temporary: figure.savefig(temporary, dpi=dpi, format=kind))

@@ -17,12 +17,8 @@ def catalogue(kind: str) -> Iterator[tuple[str, str]]:
     yield from _CATALOGUES[kind]()
 
 
-def _recipe_line(name: str) -> str:
-    return (inspect.getdoc(find_recipe(name)) or "").partition("\n")[0]
-
-
 _CATALOGUES: dict[str, Callable[[], list[tuple[str, str]]]] = {
-    "recipes": lambda: [(name, _recipe_line(name)) for name in RECIPES],
+    "recipes": lambda: [(name, (inspect.getdoc(find_recipe(name)) or "").partition("\n")[0]) for name in RECIPES],
     "attention": lambda: [(name, variant.about) for name, variant in VARIANTS.items()],
     "data": lambda: [
         *((name, entry.summary) for name, entry in ENTRIES.items()),

@@ -133,16 +133,11 @@ class ValidatedExperiment(Experiment):
     def __post_init__(self) -> None:
         check_choice("choose_by", self.choose_by, get_args(ChooseBy))
 
-    def task(self) -> Task:
-        """The loss and its metrics."""
-        task = self._task()
+    def chosen(self, task: Task) -> Task:
+        """Return the task, with weights chosen by its metric or its loss."""
         if self.choose_by == "loss":
             task.monitor, task.higher_is_better = "loss", False
         return task
-
-    @abstractmethod
-    def _task(self) -> Task:
-        """The task, with weights chosen by the metric."""
 
     def fitted_to(self, found: GraphSet | NodeSet) -> Self:
         """Return a copy with the number of features and classes of the data."""

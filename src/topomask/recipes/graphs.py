@@ -61,11 +61,17 @@ class GraphData:
 
     def resolved(self) -> Self:
         """Return a copy with the defaults of the data set filled in, so that a record has everything."""
+        current = MOTIF_VERSION if self.name in MOTIFS else TU_VERSION
+        if self.version not in (None, current):
+            raise ValueError(
+                f"`data.version` is {self.version}, but graphs and inputs of {self.name} now have version {current}, "
+                "so the run is not comparable. Run it again in another folder."
+            )
         if self.name in MOTIFS:
             for name in ("degree", "attributes", "max_degree"):
                 if getattr(self, name) is not None:
                     raise ValueError(f"`data.{name}` is for TUDataset, but {self.name} is a motif. Leave it out.")
-            return replace(self, version=self._checked_version(MOTIF_VERSION))
+            return replace(self, version=current)
         entry = TU_SETS.get(self.name, TUEntry(0, 0))
         degree = entry.degree if self.degree is None else self.degree
         default = entry.max_degree if degree == "one-hot" else None
@@ -74,16 +80,8 @@ class GraphData:
             degree=degree,
             attributes=entry.attributes if self.attributes is None else self.attributes,
             max_degree=default if self.max_degree is None else self.max_degree,
-            version=self._checked_version(TU_VERSION),
+            version=current,
         )
-
-    def _checked_version(self, current: int) -> int:
-        if self.version not in (None, current):
-            raise ValueError(
-                f"`data.version` is {self.version}, but graphs and inputs of {self.name} now have version {current}, "
-                "so the run is not comparable. Run it again in another folder."
-            )
-        return current
 
     def load(self, split: str) -> GraphSet:
         """Load a split; continuous inputs are standardised over the training graphs."""
@@ -171,13 +169,9 @@ class GraphExperiment(ValidatedExperiment):
         least = min(2, size) if needs_two else 1
         return GraphBatches(graphs, size, seed=self.train.seed, shuffle=training, min_graphs=least)
 
-    def _task(self) -> Task:
+    def task(self) -> Task:
         """Cross entropy and accuracy."""
-        return GraphClassification()
-
-
-def _training(lr: float = 1e-3) -> TrainConfig:
-    return TrainConfig(OptimConfig(lr=lr, warmup=0.05, weight_decay=1e-2), epochs=100, patience=20, log_every=50)
+        return self.chosen(GraphClassification())
 
 
 def graphs() -> GraphExperiment:
@@ -186,7 +180,7 @@ def graphs() -> GraphExperiment:
         recipe="graphs",
         data=GraphData("PROTEINS"),
         model=GraphTransformerConfig.preset("grf", local="sum", readout="mean", dropout=0.2),
-        train=_training(),
+        train=TrainConfig(OptimConfig(lr=1e-3, warmup=0.05, weight_decay=1e-2), epochs=100, patience=20, log_every=50),
     )
 
 
@@ -203,19 +197,11 @@ def gkat_diffusion() -> GraphExperiment:
 
 def graphs_baseline() -> GraphExperiment:
     """Graph classification with a PyG network: set model.layer to gcn, gat, gin, or sgc with model.norm none."""
-    return GraphExperiment(
-        recipe="graphs-baseline",
-        data=GraphData("PROTEINS"),
-        model=GraphNetworkConfig(layer="gin", readout="mean", norm="batch", dropout=0.2),
-        train=_training(),
-    )
+    model = GraphNetworkConfig(layer="gin", readout="mean", norm="batch", dropout=0.2)
+    return replace(graphs(), recipe="graphs-baseline", model=model)
 
 
 def motif() -> GraphExperiment:
     """Detect a motif in generated random graphs: set data.name, such as cycle."""
-    return GraphExperiment(
-        recipe="motif",
-        data=GraphData("cycle"),
-        model=GraphTransformerConfig.preset("grf", readout="mean"),
-        train=_training(),
-    )
+    model = GraphTransformerConfig.preset("grf", readout="mean")
+    return replace(graphs(), recipe="motif", data=GraphData("cycle"), model=model)

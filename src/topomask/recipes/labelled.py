@@ -60,12 +60,9 @@ class LabelledData:
 
     def load(self, split: str) -> LabelledSet:
         """Load a split of the data set."""
-        names = ("path", "download", "size", "num_frames", "num_videos", "per_class", "val_fraction")
+        names = ["path", "download", "size", "num_frames", "per_class", "val_fraction"]
+        names += ["num_videos", "limit"] if split == "train" else []
         options = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
-        if self.limit is not None and split == "train":
-            options["limit"] = self.limit
-        if self.num_videos is not None and split != "train":
-            del options["num_videos"]
         known = ENTRIES[self.name].options() if self.name in ENTRIES else options
         fields = (field.name for field in dataclasses.fields(self) if field.name in known)
         check_options(f"data set {self.name!r}", options, fields)

@@ -107,9 +107,9 @@ class NodeExperiment(ValidatedExperiment):
         """The whole graph, with the nodes of a split."""
         return [self.data.batch(split)]
 
-    def _task(self) -> Task:
+    def task(self) -> Task:
         """Cross entropy, and the metric of the set."""
-        return NodeClassification(self.data.load().metric)
+        return self.chosen(NodeClassification(self.data.load().metric))
 
 
 def _training(epochs: int, lr: float, weight_decay: float) -> TrainConfig:

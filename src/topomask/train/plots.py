@@ -57,7 +57,7 @@ def plot_metric(lines: list[dict[str, Any]], name: str, path: Path) -> None:
     axes.grid(alpha=0.3)
     if axes.lines:
         axes.legend(frameon=False)
-    _save(figure, path)
+    save_figure(figure, path)
 
 
 def find_modulations(model: nn.Module) -> dict[str, Modulation]:
@@ -89,7 +89,7 @@ def plot_modulations(model: nn.Module, path: Path) -> None:
         axes.set_ylabel("$f_k$")
     if max(modulation.num_heads for modulation in modulations.values()) > 1:
         grid[0, 0].legend(frameon=False, fontsize=7)
-    _save(figure, path)
+    save_figure(figure, path)
 
 
 def _new_figure(width: float, height: float) -> Figure:
@@ -97,7 +97,7 @@ def _new_figure(width: float, height: float) -> Figure:
     return cast("Figure", need("matplotlib.figure", "A plot").Figure(figsize=(width, height), layout="constrained"))
 
 
-def _save(figure: Figure, path: Path) -> None:
+def save_figure(figure: Figure, path: Path, dpi: int = 150) -> None:
     """Write a figure atomically, in the format of its suffix."""
     kind = path.suffix[1:].lower() or "png"
-    write_atomically(path, lambda temporary: figure.savefig(temporary, dpi=150, format=kind))
+    write_atomically(path, lambda temporary: figure.savefig(temporary, dpi=dpi, format=kind))
