@@ -179,12 +179,19 @@ class Random(PageRank):
         return super().matmul(x) * torch.rand(())
 
 
+class RandomOn(PageRank):
+    def __init__(self, mask, graph):
+        super().__init__(mask, graph)
+        self.stay = self.stay * torch.rand(())
+
+
 LAWS = {
     DetachedInput: r"not differentiable in x: is there \.detach\(\), \.numpy\(\) or no_grad in it",
     NumpyInput: "not differentiable in x",
     NotLinear: "matmul is not linear in x",
     Biased: "matmul adds a constant",
     Random: "matmul is random",
+    RandomOn: r"on\(\) is random",
 }
 
 

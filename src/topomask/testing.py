@@ -157,6 +157,9 @@ def check_groups(operator: Operator) -> None:
 
 def check_gradients(mask: Mask) -> None:
     """Check the gradients of products, in inputs and in parameters."""
+    assert _is_close(mask.to_dense(), mask.to_dense()), (
+        "on() is random: two operators on the same graph differ. Keep random numbers in a buffer of the mask."
+    )
     operator = mask.on()
     for name, parameter in mask.named_parameters():
         total = mask.to_dense().sum()

@@ -195,7 +195,7 @@ def per_graph(function: Callable[[Graph], Any]) -> Callable[..., Any]:
             name = getattr(function, "__name__", "function")
             raise ValueError(
                 f"`{name}` takes a graph, a dtype and a device, as in {name}(graph, *mask.kind), but got {dtype!r:.40} "
-                f"and {device!r:.40}. Fix settings first: tm.per_graph(functools.partial({name}, size=size))."
+                f"and {device!r:.40}. Give settings with tm.per_graph(functools.partial({name}, size=size))."
             )
         return find_record(graph, recipe, torch.device(device), dtype)
 
