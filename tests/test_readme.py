@@ -54,6 +54,23 @@ def test_a_mask_of_your_own_uses_types_of_edges_and_positions():
     assert int((dense[0] != 0).sum()) == 10
 
 
+def test_positions_of_a_batch_from_pyg_are_those_of_the_whole_batch():
+    from torch_geometric.data import Batch, Data
+
+    names = run(examples(DOCS / "own_mask.md")[1])
+    torch, tm, positions, mask = names["torch"], names["tm"], names["POSITIONS"], names["layer"].mask
+    edges = torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]])
+    singles = [Data(edge_index=edges, edge_weight=torch.ones(4), pos=torch.rand(3, 3)) for _ in range(2)]
+    together = Batch.from_data_list(singles)
+    blocks = []
+    for each in (*singles, together):
+        graph = tm.Graph.from_pyg(each)
+        positions[graph] = each.pos
+        blocks.append(mask.on(graph).to_dense()[0])
+    assert (graph.num_graphs, graph.parts) == (2, ())
+    torch.testing.assert_close(blocks[2], torch.block_diag(*blocks[:2]))
+
+
 def test_the_examples_of_the_page_on_graphs_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     first, nodes, graphs = map(run, examples(DOCS / "graphs.md"))

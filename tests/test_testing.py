@@ -5,6 +5,7 @@ import re
 import numpy as np
 import pytest
 import torch
+from torch_geometric.data import Batch, Data
 
 import topomask as tm
 from helpers.graphs import ragged_graph
@@ -149,8 +150,164 @@ def test_an_error_in_the_code_of_a_mask_names_the_law_and_the_fix(kind):
 def test_a_mask_without_an_operator_or_a_graph_is_named():
     with pytest.raises(AssertionError, match=r"must return a tm\.Operator, but returned a NoOperator"):
         tm.testing.check_mask(PageRankMask(ragged_graph(), kind=NoOperator), compile=False)
-    with pytest.raises(ValueError, match="has no default graph"):
+    with pytest.raises(ValueError, match=r"has no default graph.*call check_mask\(mask, graph\)\.$"):
         tm.testing.check_mask(PageRankMask(), compile=False)
+
+
+class DetachedInput(PageRank):
+    def matmul(self, x):
+        return super().matmul(x.detach())
+
+
+class NumpyInput(PageRank):
+    def matmul(self, x):
+        return self.stay * torch.from_numpy(2 * x.detach().numpy())
+
+
+class NotLinear(PageRank):
+    def matmul(self, x):
+        return super().matmul(x).relu()
+
+
+class Biased(PageRank):
+    def matmul(self, x):
+        return super().matmul(x) + 1
+
+
+class Random(PageRank):
+    def matmul(self, x):
+        return super().matmul(x) * torch.rand(())
+
+
+class RandomOn(PageRank):
+    def __init__(self, mask, graph):
+        super().__init__(mask, graph)
+        self.stay = self.stay * torch.rand(())
+
+
+LAWS = {
+    DetachedInput: r"not differentiable in x: is there \.detach\(\), \.numpy\(\) or no_grad in it",
+    NumpyInput: "not differentiable in x",
+    NotLinear: "matmul is not linear in x",
+    Biased: "matmul adds a constant",
+    Random: "matmul is random",
+    RandomOn: r"on\(\) is random",
+}
+
+
+@pytest.mark.parametrize("kind", LAWS)
+def test_a_product_that_is_not_one_with_a_matrix_is_named(kind):
+    with pytest.raises(AssertionError, match=LAWS[kind]):
+        tm.testing.check_mask(PageRankMask(ragged_graph(), num_heads=2, kind=kind), compile=False)
+
+
+class NoMagnitude(tm.Operator):
+    def matmul(self, x):
+        return x
+
+
+class NoInit(PageRank):
+    def __init__(self, mask, _):
+        self.stay = mask.logit.sigmoid()
+
+
+class NoPositions(PageRank):
+    def __init__(self, mask, graph):
+        super().__init__(mask, graph)
+        self.positions = {}[graph]
+
+
+class OnWithoutDefaults(PageRankMask):
+    def on(self, graph):
+        return PageRank(self, graph)
+
+
+class OnWithoutReturn(PageRankMask):
+    def on(self, graph=None, walks=None):
+        PageRank(self, self.graph_or(graph, walks))
+
+
+class OnOneGraph(PageRankMask):
+    def on(self, _=None, walks=None):
+        return PageRank(self, self.graph_or(None, walks))
+
+
+ON = r"Write on\(self, graph=None, walks=None\) and return an operator\.$"
+UNRELATED = {
+    "no magnitude": (
+        {"kind": NoMagnitude},
+        PageRankMask,
+        r"TypeError: Can't instantiate abstract class .*magnitude'?\.$",
+    ),
+    "no init": (
+        {"kind": NoInit},
+        PageRankMask,
+        r"AttributeError: .* Call super\(\).__init__\(mask, graph\) in the operator",
+    ),
+    "no positions": ({"kind": NoPositions}, PageRankMask, r"KeyError: Graph\(.*\)\.$"),
+    "no defaults": ({}, OnWithoutDefaults, rf"TypeError: .*'graph'\. {ON}"),
+    "no return": ({}, OnWithoutReturn, rf"returned a NoneType\. {ON}"),
+    "one graph": ({}, OnOneGraph, r"^on\(graph\) ignored its graph: .* 11 tokens each, the operator has 11 tokens"),
+}
+
+
+@pytest.mark.parametrize("name", UNRELATED)
+def test_advice_fits_the_error(name):
+    options, mask, message = UNRELATED[name]
+    with pytest.raises(AssertionError, match=message) as caught:
+        tm.testing.check_mask(mask(ragged_graph(), **options), compile=False)
+    assert "NumPy" not in str(caught.value)
+
+
+def test_wrong_gradients_get_no_advice_on_dtypes():
+    with pytest.raises(AssertionError, match="Jacobian mismatch") as caught:
+        tm.testing.check_mask(PageRankMask(ragged_graph(), kind=HalfGradient), compile=False)
+    assert "NumPy" not in str(caught.value)
+
+
+class KeepsOperator(PageRankMask):
+    def __init__(self, graph):
+        super().__init__(graph)
+        self.operator = PageRank(self, graph)
+
+    def on(self, *_):
+        return self.operator
+
+
+def test_operators_in_place_of_masks_or_kept_by_masks_are_named():
+    mask = PageRankMask(ragged_graph())
+    with pytest.raises(ValueError, match=r"is a PageRank\. Pass the mask, not an operator"):
+        tm.testing.check_mask(mask.on())
+    with pytest.raises(AssertionError, match=r"tensor with a gradient history: compute it in on\(\)"):
+        tm.testing.check_mask(KeepsOperator(ragged_graph()))
+
+
+class SameCell(tm.Operator):
+    """1 between nodes in the same cell, which is looked up by graph."""
+
+    def __init__(self, mask, graph):
+        super().__init__(mask, graph)
+        cells = torch.cat([torch.arange(part.num_nodes) % 3 for part in graph.parts or (graph,)])
+        parts = torch.cat([torch.full((part.num_nodes,), k) for k, part in enumerate(graph.parts or (graph,))])
+        same = (cells[:, None] == cells) & (parts[:, None] == parts)
+        self.same = same * mask.logit.sigmoid()[:, None, None]
+
+    def matmul(self, x):
+        return self.same.to(x.dtype) @ x
+
+    def magnitude(self):
+        return self
+
+
+def test_entries_between_graphs_of_a_batch_are_named():
+    mask = PageRankMask(kind=SameCell)
+    batch = tm.Graph.batch([tm.path_graph(4), tm.cycle_graph(5)])
+    tm.testing.check_mask(mask, batch, compile=False)
+    singles = [Data(edge_index=part.to_edge_index()[0], num_nodes=part.num_nodes) for part in batch.parts]
+    loose = tm.Graph.from_pyg(Batch.from_data_list(singles))
+    assert loose.parts == ()
+    with pytest.raises(AssertionError, match=r"between different graphs .* one is 0\.5.*graph\.graph_index"):
+        tm.testing.check_mask(mask, loose, compile=False)
 
 
 @pytest.mark.parametrize("name", ["walk_symmetric", "walk_shared_heads", "prefix", "sum", "toeplitz_grid", "dense"])

@@ -15,10 +15,12 @@ from torch.autograd import gradcheck
 
 from topomask.attention import masked_attention, masked_softmax_attention
 from topomask.graph import Graph
-from topomask.masks.mask import Mask
+from topomask.masks.mask import Mask, not_a_mask
 from topomask.masks.operator import Operator
 
-_HINT = (
+_ON = "Write on(self, graph=None, walks=None) and return an operator."
+_INIT = "Call super().__init__(mask, graph) in the operator before anything else."
+_TENSORS = (
     "Write operators with torch operations on x [..., H, N, C] in float32 or float64: convert tensors of your own with "
     "tensor.to(x.dtype). Put NumPy and SciPy code into a function of the graph, decorated with @tm.per_graph, see "
     "docs/own_mask.md."
@@ -41,7 +43,14 @@ def check_mask(mask: Mask, graph: Graph | None = None, *, compile: bool = True) 
         >>> import topomask as tm
         >>> tm.testing.check_mask(tm.NeighborMask(tm.grid_graph(3, 3)), compile=False)
     """
-    mask = copy.deepcopy(mask).double()
+    if not isinstance(mask, Mask):
+        raise not_a_mask(mask)
+    try:
+        mask = copy.deepcopy(mask).double()
+    except RuntimeError as error:
+        if "deepcopy" not in str(error):
+            raise
+        raise AssertionError("The mask holds a tensor with a gradient history: compute it in on().") from error
     if graph is not None:
         # Raises a ValueError if the mask does not take a graph.
         mask.graph = graph
@@ -49,7 +58,7 @@ def check_mask(mask: Mask, graph: Graph | None = None, *, compile: bool = True) 
         torch.manual_seed(0)
         _check(check_operator, mask)
         operator = mask.on()
-        for of_operator in (check_product, check_adjoint, check_magnitude, check_entries):
+        for of_operator in (check_product, check_adjoint, check_magnitude, check_entries, check_groups):
             _check(of_operator, operator)
         for of_mask in (check_gradients, check_attention, check_state, check_changes):
             _check(of_mask, mask)
@@ -62,11 +71,24 @@ def check_mask(mask: Mask, graph: Graph | None = None, *, compile: bool = True) 
 def check_operator(mask: Mask) -> None:
     """Check that ``on()`` returns an operator."""
     operator = mask.on()
-    assert isinstance(operator, Operator), f"on() must return a tm.Operator, but returned a {type(operator).__name__}."
+    found = type(operator).__name__
+    assert isinstance(operator, Operator), f"on() must return a tm.Operator, but returned a {found}. {_ON}"
 
 
 def check_product(operator: Operator) -> None:
     """Check that the product agrees with the dense matrix for any number of columns, in the dtype of its input."""
+    x, z = _inputs(operator), _inputs(operator)
+    product = operator @ x
+    assert _is_close(operator @ x, product), (
+        "matmul is random: two products with the same x differ. Keep random numbers in a buffer of the mask."
+    )
+    assert _is_close(operator @ (0 * x), 0 * product), (
+        "matmul adds a constant (a bias?): the product with x = 0 must be 0. Add it to the output of attention."
+    )
+    assert _is_close(operator @ (x - 2 * z), product - 2 * (operator @ z)), (
+        "matmul is not linear in x: M (x - 2 z) differs from M x - 2 M z. Apply functions such as relu to entries, not "
+        "to x."
+    )
     dense = operator.to_dense()
     expected = (operator.num_heads, operator.num_queries, operator.num_keys)
     assert dense.shape == expected, f"to_dense() must have shape {expected}, but has shape {tuple(dense.shape)}."
@@ -80,7 +102,14 @@ def check_product(operator: Operator) -> None:
 
 def check_adjoint(operator: Operator) -> None:
     """Check that <M x, y> = <x, M^T y>, in inference mode too."""
-    x, y = _inputs(operator), _inputs(operator, queries=True)
+    x, y = _inputs(operator).requires_grad_(), _inputs(operator, queries=True)
+    product, expected = operator.matmul(x), operator.to_dense().mT @ y
+    found = torch.autograd.grad(product, x, y, allow_unused=True)[0] if product.requires_grad else None
+    assert _is_close(torch.zeros_like(x) if found is None else found, expected), (
+        "matmul is not differentiable in x: is there .detach(), .numpy() or no_grad in it? Its gradient in x must be "
+        "M^T y. Use torch operations on x itself, or a torch.autograd.Function with this gradient."
+    )
+    x = x.detach()
     _assert_close("The adjoint", (operator.matmul(x) * y).sum(), (x * operator.rmatmul(y)).sum())
     _assert_close("The transposed product", operator.rmatmul(y), operator.to_dense().mT @ y)
     with torch.inference_mode():
@@ -115,8 +144,22 @@ def check_entries(operator: Operator) -> None:
     assert cost.max_pairs is None or values.numel() <= cost.max_pairs, "cost().max_pairs is below the entries."
 
 
+def check_groups(operator: Operator) -> None:
+    """Check that entries between different graphs of a batch are zero."""
+    groups = operator.key_groups
+    if groups is not None and operator.num_queries == operator.num_keys:
+        between = operator.to_dense()[:, groups[:, None] != groups].detach().abs()
+        assert not (between > 1e-10).any(), (
+            f"Entries between different graphs of a batch must be zero, but one is {float(between.amax()):.3g}. "
+            "Compare graph.graph_index of rows and columns: graph.parts is empty for a batch that Graph.from_pyg made."
+        )
+
+
 def check_gradients(mask: Mask) -> None:
     """Check the gradients of products, in inputs and in parameters."""
+    assert _is_close(mask.to_dense(), mask.to_dense()), (
+        "on() is random: two operators on the same graph differ. Keep random numbers in a buffer of the mask."
+    )
     operator = mask.on()
     for name, parameter in mask.named_parameters():
         total = mask.to_dense().sum()
@@ -161,6 +204,10 @@ def check_batches(mask: Mask) -> None:
     assert graph is not None
     whole, alone = mask.on(Graph.batch([graph, graph])).to_dense(), mask.on(graph).to_dense()
     expected = torch.stack([torch.block_diag(block, block) for block in alone])
+    assert whole.shape[-1] == 2 * alone.shape[-1], (
+        f"on(graph) ignored its graph: on a batch of two graphs with {alone.shape[-1]} tokens each, the operator has "
+        f"{whole.shape[-1]} tokens. Build it from graph = self.graph_or(graph, walks)."
+    )
     prefix = alone.shape[-1] - graph.num_nodes
     # Prefix tokens of all graphs come before the nodes.
     tokens = torch.arange(whole.shape[-1], device=whole.device).split((2 * prefix, 2 * graph.num_nodes))
@@ -220,14 +267,27 @@ def _check(law: Callable[[Any], None], subject: Any) -> None:
         law(subject)
     except Exception as error:
         what, _, stack = str(error).partition("from user code:")
-        # Laws name themselves, and so does a mask without a graph.
-        if not stack and isinstance(error, ValueError if law is check_operator else AssertionError):
+        if "no default graph" in what and law is check_operator:
+            raise ValueError(f"{error} To check a mask without a graph, call check_mask(mask, graph).") from error
+        # Laws name themselves, and so do settings that do not fit.
+        if not stack and isinstance(error, (AssertionError, ValueError) if law is check_operator else AssertionError):
             raise
         own = [line for line in re.findall(r'".*?", line \d+', stack) if str(Path(__file__).parent) not in line]
         place = f" in {own[-1]}" if own else ""
         what = " ".join(what.partition("\n\n")[0].split())
-        text = f"{law.__doc__} It failed with {type(error).__name__}{place}: {what.rstrip('.')}. {_HINT}"
-        raise AssertionError(text) from (None if stack else error)
+        text = f"{law.__doc__} It failed with {type(error).__name__}{place}: {what.rstrip('.')}."
+        raise AssertionError(f"{text} {_advice(error, what, bool(stack))}".rstrip()) from (None if stack else error)
+
+
+def _advice(error: Exception, what: str, is_compiler: bool) -> str:
+    """Return the fix for an error in the mask's own code, or nothing if the error says it all."""
+    if isinstance(error, AttributeError) and isinstance(error.obj, Operator) and error.name in Operator.__annotations__:
+        return _INIT
+    if isinstance(error, TypeError) and ".on() " in what:
+        return _ON
+    # Not the dtype of a tensor that is shown.
+    is_about_tensors = re.search(r"numpy|ndarray|scalar type|output type|\bdtypes?\b(?!=)", what, re.IGNORECASE)
+    return _TENSORS if is_compiler or is_about_tensors else ""
 
 
 def _inputs(operator: Operator, columns: int = 3, *, batch: int = 2, queries: bool = False) -> Tensor:
@@ -251,6 +311,10 @@ def _definition(operator: Operator, q: Tensor, k: Tensor, v: Tensor, kind: str) 
     total = (operator.magnitude().to_dense() * scores).sum(dim=-1, keepdim=True)
     out = (operator.to_dense() * scores) @ v
     return torch.where(total == 0, 0.0, out / torch.where(total == 0, 1.0, total))
+
+
+def _is_close(found: Tensor, expected: Tensor) -> bool:
+    return torch.allclose(found, expected, rtol=1e-8, atol=1e-8, equal_nan=True)
 
 
 def _assert_close(what: str, found: Tensor, expected: Tensor) -> None:

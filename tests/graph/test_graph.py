@@ -3,6 +3,7 @@ import pickle
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import networkx as nx
 import numpy as np
@@ -169,6 +170,8 @@ def test_batch_is_block_diagonal_and_keeps_ids():
     assert again.fingerprint == tm.Graph.batch([*parts, parts[0]]).fingerprint
     with pytest.raises(ValueError, match="empty"):
         tm.Graph.batch([])
+    with pytest.raises(ValueError, match=r"`graphs` must be a list .* is one topomask\.Graph\. Pass \[graph\]"):
+        tm.Graph.batch(parts[0])
     with pytest.raises(ValueError, match="mixes"):
         tm.Graph.batch([parts[0], directed_graph()])
 
@@ -209,6 +212,10 @@ BAD = {
     "boolean": (dict(edges=np.ones((2, 3), dtype=bool)), "bool"),
     "complex": (dict(edges=np.ones((2, 3), dtype=complex)), "complex"),
     "shape": (dict(edges=[[0, 1, 2]]), r"\[2, E\] or \[E, 2\].*\(1, 3\)"),
+    "three columns": (dict(edges=np.ones((5, 3))), r"\(5, 3\).*edges\[:, :2\] as integers, and weights=edges\[:, 2\]"),
+    "three rows": (dict(edges=np.ones((3, 5))), r"\(3, 5\).*edges\[:2\] as integers, and weights=edges\[2\]"),
+    "path": (dict(edges="edges.csv"), r"is the path 'edges\.csv'\. Load the file, as with numpy\.loadtxt"),
+    "Path": (dict(edges=Path("edges.csv")), r"is the path 'edges\.csv'"),
     "flat": (dict(edges=[0, 1]), r"shape \(2,\)"),
     "ragged": (dict(edges=[[0, 1], [1]]), "rectangular"),
     "strings": (dict(edges=[["a", "b"], ["c", "d"]]), "integers"),

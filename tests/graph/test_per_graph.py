@@ -132,6 +132,16 @@ def test_functions_that_look_alike_do_not_share_results():
     torch.testing.assert_close(1.5 * twice(graph), thrice(graph))
 
 
+@pytest.mark.parametrize("extra", [(5,), (torch.float32, 5), (None,)])
+def test_settings_in_place_of_a_dtype_or_a_device_are_named(extra):
+    @tm.per_graph
+    def table(graph, size=3):
+        return torch.ones(graph.num_nodes, size)
+
+    with pytest.raises(ValueError, match=r"`table` takes a graph, a dtype and a device, .*functools\.partial\(table"):
+        table(ragged_graph(), *extra)
+
+
 def test_a_result_without_tensors_is_named():
     @tm.per_graph
     def degrees(graph):

@@ -208,6 +208,8 @@ class Graph:
     @classmethod
     def batch(cls, graphs: Iterable[Graph]) -> Self:
         """Batch graphs into one block-diagonal graph, as in PyG; nodes keep their ids, and so their walks."""
+        if isinstance(graphs, Graph):
+            raise ValueError("`graphs` must be a list of topomask.Graphs, but is one topomask.Graph. Pass [graph].")
         graphs = list(graphs)
         if not graphs:
             raise ValueError("`graphs` is empty. Pass at least one graph.")

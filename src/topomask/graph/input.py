@@ -130,11 +130,20 @@ def to_numpy(values: Any) -> Array:
 
 def edge_array(edges: Any) -> Array:
     """Return edges as int64 [2, E] without negative numbers, or raise a ValueError."""
+    if isinstance(edges, str | os.PathLike):
+        raise ValueError(
+            f"`edges` must be node pairs [2, E] or [E, 2], but is the path {os.fspath(edges)!r}. Load the file, as "
+            "with numpy.loadtxt(path, dtype=int, delimiter=',')."
+        )
     array = to_numpy(edges)
     if array.size == 0:
         return np.zeros((2, 0), dtype=np.int64)
     if array.ndim != 2 or 2 not in array.shape:
-        raise ValueError(f"`edges` must have shape [2, E] or [E, 2], but has shape {array.shape}. List node pairs.")
+        fix = "List node pairs."
+        if array.ndim == 2 and 3 in array.shape:
+            rest, third = ("[:, :2]", "[:, 2]") if array.shape[1] == 3 else ("[:2]", "[2]")
+            fix = f"If the third are weights, pass edges{rest} as integers, and weights=edges{third}."
+        raise ValueError(f"`edges` must have shape [2, E] or [E, 2], but has shape {array.shape}. {fix}")
     if array.dtype.kind not in "iu":
         fix = "Use .astype(int) or .long()."
         if array.dtype.kind in "OSU":

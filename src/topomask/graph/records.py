@@ -191,6 +191,12 @@ def per_graph(function: Callable[[Graph], Any]) -> Callable[..., Any]:
 
     @wraps(function)
     def find(graph: Graph, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu") -> Any:
+        if not isinstance(dtype, torch.dtype) or not isinstance(device, str | torch.device):
+            name = getattr(function, "__name__", "function")
+            raise ValueError(
+                f"`{name}` takes a graph, a dtype and a device, as in {name}(graph, *mask.kind), but got {dtype!r:.40} "
+                f"and {device!r:.40}. Give settings with tm.per_graph(functools.partial({name}, size=size))."
+            )
         return find_record(graph, recipe, torch.device(device), dtype)
 
     return find

@@ -175,7 +175,7 @@ def not_a_mask(value: object, expected: str = "topomask.Mask") -> ValueError:
     if isinstance(value, Graph):
         fix = "Build one: tm.WalkMask(graph)."
     elif isinstance(value, Operator):
-        fix = "Pass the mask itself, and the graph to the layer: layer(x, graph)."
+        fix = "Pass the mask, not an operator, and the graph to the call: layer(x, graph), check_mask(mask, graph)."
     return ValueError(f"`mask` must be a {expected}, but is a {type(value).__name__}. {fix}")
 
 
