@@ -157,6 +157,7 @@ def test_models_of_graphs_read_no_files(tmp_path, capsys, monkeypatch):
     message = refused(tmp_path / "run", tmp_path / "graph.npz")
     assert "the model of recipe 'motif' takes graphs" in message
     assert "load_run" in message
+    assert "standardised as in training" in message
     main(["train", "digits", "--output", str(tmp_path / "digits"), "--train.steps=1", *SMALL["digits"]])
     assert f"topomask predict {tmp_path / 'digits'} FILE" in capsys.readouterr().out
 
