@@ -114,7 +114,8 @@ def test_pictures_and_videos_that_cannot_be_read_are_named(runs, tmp_path):
     )
     assert f"{bad} cannot be read as a video" in refused(runs / "moving-digits", bad)
     for recipe in SMALL:
-        assert "gone.file" in refused(runs / recipe, tmp_path / "gone.file")
+        found = refused(runs / recipe, tmp_path / "gone.file")
+        assert f"There is no file {tmp_path / 'gone.file'}" in found
 
 
 @pytest.mark.parametrize(
