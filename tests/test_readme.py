@@ -4,6 +4,9 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
+
+from topomask.cli import main
 
 ROOT = Path(__file__).parents[1]
 README, DOCS = ROOT / "README.md", ROOT / "docs"
@@ -73,18 +76,30 @@ def test_positions_of_a_batch_from_pyg_are_those_of_the_whole_batch():
 
 def test_the_examples_of_the_page_on_graphs_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    first, nodes, graphs = map(run, examples(DOCS / "graphs.md"))
+    torch.manual_seed(0)
+    *codes, predicts = examples(DOCS / "graphs.md")
+    first, nodes, rings, cycles = map(run, codes)
     assert first["logits"].shape == (2, 2)
-    for names, folder in ((nodes, "ring"), (graphs, "cycles")):
+    for names, folder in ((nodes, "ring"), (rings, "rings"), (cycles, "cycles")):
         assert 0 <= names["result"].best["accuracy"] <= 1
         assert (tmp_path / "runs" / folder / "config.json").exists()
+    assert nodes["classes"].shape == (60,)
+    assert rings["result"].best["accuracy"] > 0.9
+    assert rings["classes"].tolist() == [0, 1]
+    (command,) = re.findall(r"`topomask (train graphs [^`]*--output runs/mine)`", (DOCS / "graphs.md").read_text())
+    main([*command.split(), "--train.epochs=10", "--model.dim=16", "--train.progress=False"])
+    # Without the scale of the training graphs, both are of one class.
+    assert run(predicts)["classes"].tolist() == [0, 1]
 
 
 @pytest.mark.slow
 def test_the_example_of_the_page_on_training_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (code,) = examples(DOCS / "training.md")
-    assert run(code)["result"].metrics["accuracy"] > 0.3
+    names = run(code)
+    assert names["result"].metrics["accuracy"] > 0.3
+    right = names["classes"] == next(iter(names["valid"].epoch(0)))[1]
+    assert right.float().mean() > 0.3
 
 
 def test_the_overview_of_results_quotes_the_whole_page():

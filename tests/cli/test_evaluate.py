@@ -53,6 +53,7 @@ def test_what_is_no_run_is_refused(tmp_path):
         ("", "is damaged: it is not valid JSON"),
         ('{"recipe": "dig', "is damaged: it is not valid JSON"),
         ("[]", "does not name a recipe"),
+        ('{"optim": {}}', "Evaluate a run made in Python with result.evaluate; train.run(..., resume=True) returns"),
         ('{"recipe": 3}', "does not name a recipe"),
         ('{"recipe": "digitz"}', "Did you mean digits?"),
         ('{"recipe": "digits"}', "missing: train, data, label_smoothing"),

@@ -56,6 +56,7 @@ def test_a_report_is_one_file(tmp_path):
         (["toeplitz", "--graph", "knn:9"], "grid"),
         (["hypercube", "--graph", "grid:4x4"], "hypercube"),
         (["forest", "--graph", "cycle:4"], "cycle of 4 edges"),
+        (["forest", "--graph", "cycle:4"], "topomask mask spanning-forest"),
         (["walk", "--graph", "nowhere.csv"], "nowhere.csv"),
         (["walk", "--graph", "path:4", "--set", "num_walks"], "form name=value"),
         (["walk", "--graph", "path:4", "--set", "num_walks=0"], "num_walks"),

@@ -114,7 +114,8 @@ def test_pictures_and_videos_that_cannot_be_read_are_named(runs, tmp_path):
     )
     assert f"{bad} cannot be read as a video" in refused(runs / "moving-digits", bad)
     for recipe in SMALL:
-        assert "gone.file" in refused(runs / recipe, tmp_path / "gone.file")
+        found = refused(runs / recipe, tmp_path / "gone.file")
+        assert f"There is no file {tmp_path / 'gone.file'}" in found
 
 
 @pytest.mark.parametrize(
@@ -157,6 +158,7 @@ def test_models_of_graphs_read_no_files(tmp_path, capsys, monkeypatch):
     message = refused(tmp_path / "run", tmp_path / "graph.npz")
     assert "the model of recipe 'motif' takes graphs" in message
     assert "load_run" in message
+    assert "standardised as in training" in message
     main(["train", "digits", "--output", str(tmp_path / "digits"), "--train.steps=1", *SMALL["digits"]])
     assert f"topomask predict {tmp_path / 'digits'} FILE" in capsys.readouterr().out
 

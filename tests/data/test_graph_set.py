@@ -304,3 +304,24 @@ def test_a_set_that_cannot_be_saved_leaves_the_file_as_it_was(tmp_path, monkeypa
         saved().save(file)
     assert file.read_bytes() == before
     assert list(tmp_path.iterdir()) == [file]
+
+
+def test_a_set_without_quantities_says_that_nothing_is_standardised():
+    data = [Data(x=torch.tensor([[170.0], [180.0]]), edge_index=torch.tensor([[0, 1], [1, 0]]), y=k) for k in range(2)]
+    found = GraphSet.from_pyg("mine", data)
+    with pytest.warns(UserWarning, match="mine has no `quantities`, so nothing is standardised.*quantities="):
+        assert found.standardized() is found
+    named = GraphSet.from_pyg("mine", data, quantities=[0]).standardized()
+    assert torch.cat(named.features).flatten().tolist() == [-1, 1, -1, 1]
+    categories = GraphSet("two", [tm.path_graph(2)], [torch.eye(2)], torch.tensor([0]), ("a",))
+    assert categories.standardized() is categories
+
+
+def test_quantities_are_saved_on_the_scale_of_new_graphs(tmp_path):
+    x = [torch.tensor([[170.0, 1.0], [180.0, 0.0]]), torch.tensor([[150.0, 0.0], [161.5, 1.0]])]
+    data = [Data(x=x[k], edge_index=torch.tensor([[0, 1], [1, 0]]), y=k) for k in range(2)]
+    GraphSet.from_pyg("mine", data, quantities=[0]).save(tmp_path / "tudataset" / "mine.zip")
+    read = tu_dataset("mine", tmp_path, attributes=True, standardize=False)
+    torch.testing.assert_close(read.features, tuple(x))
+    new = GraphSet.from_pyg("new", data, quantities=read.quantities).standardized(read.subset([0]))
+    torch.testing.assert_close(new.features[0], torch.tensor([[-1.0, 1.0], [1.0, -1.0]]))

@@ -152,7 +152,9 @@ def test_a_known_set_of_another_size_is_refused(tmp_path, monkeypatch):
 
 def test_sets_come_from_pyg():
     data = Data(x=torch.ones(3, 2), edge_index=torch.tensor([[0, 1], [1, 0]]), y=torch.tensor([0, 1, 1]))
-    with pytest.raises(ValueError, match=r"one must have `train_mask`"):
+    with pytest.raises(ValueError, match=r"`data` of one must be one PyG Data, but is a list. Pass one Data"):
+        NodeSet.from_pyg("one", [data])
+    with pytest.raises(ValueError, match=r"one must have `train_mask` and `val_mask` and `test_mask`\. Create"):
         NodeSet.from_pyg("one", data)
     data.train_mask = torch.tensor([[True, False], [False, True], [False, False]])
     data.val_mask = ~data.train_mask & torch.tensor([[True], [True], [False]])

@@ -60,6 +60,11 @@ def test_an_unknown_aggregation_is_refused():
         tm.nn.GraphConvolution(2, 2, "max")
 
 
+def test_features_of_another_width_are_refused():
+    with pytest.raises(ValueError, match=r"in_features=2\], but has shape \(5, 3\). Build the model .* in_features=3"):
+        tm.nn.GraphConvolution(2, 2)(torch.ones(5, 3), tm.cycle_graph(5))
+
+
 @pytest.mark.parametrize("shape", [(1, 2), (9, 2), (1, 5, 2)])
 def test_tokens_of_other_nodes_are_refused(shape):
     with pytest.raises(

@@ -53,7 +53,12 @@ def test_two_columns_and_directions(tmp_path):
         ("0 1 nan\n", "must be finite"),
         ("0 1 1\n1 0 2\n", "different weights"),
         ("", "no edges"),
-        ("a,b\n", "no edges"),
+        ("a,b\n", "no edges below its header, line 1"),
+        (
+            "alice bob\nbob carol\n0 1\n",
+            r"line 2 must have .*'bob carol'. Number the names: np\.unique\(names, return_inv",
+        ),
+        ("0 1\nalice bob\n", r"line 2 must have .*Number the names"),
     ],
 )
 def test_bad_lists_are_named(tmp_path, text, message):

@@ -212,3 +212,9 @@ def test_an_unknown_set_gets_the_nearest(tmp_path):
         GraphData("PROTEIN", root=tmp_path).load("train")
     with pytest.raises(FileNotFoundError, match=r"PROTEINS\.zip"):
         GraphData("PROTEINS", root=tmp_path).load("train")
+    (tmp_path / "tudataset").mkdir()
+    (tmp_path / "tudataset" / "mine.zip").touch()
+    with pytest.raises(
+        ValueError, match=r"'mien'. Did you mean mine\?.*tudataset/mien\.zip; in that .*there is: mine\."
+    ):
+        GraphData("mien", root=tmp_path).load("train")

@@ -98,6 +98,12 @@ def test_an_unknown_set_gets_the_nearest(tmp_path):
         NodeData("coraa", root=tmp_path).load()
     with pytest.raises(FileNotFoundError, match=r"cora\.npz"):
         NodeData("cora", root=tmp_path).load()
+    with pytest.raises(ValueError, match=r"node/mien\.npz; in that folder there is: no such file"):
+        NodeData("mien", root=tmp_path).load()
+    (tmp_path / "node").mkdir()
+    (tmp_path / "node" / "mine.npz").touch()
+    with pytest.raises(ValueError, match=r"'mien'. Did you mean mine\?.*node/mien\.npz; in that .*there is: mine\."):
+        NodeData("mien", root=tmp_path).load()
 
 
 def test_a_split_that_there_is_not_is_named(tmp_path):

@@ -46,6 +46,12 @@ def test_a_model_with_the_wrong_readout_is_named():
         NodeClassification().loss(replace(config, readout="mean").build(), nodes.batch("train"))
 
 
+def test_labels_beyond_the_classes_of_the_model_are_named():
+    config = GraphTransformerConfig.preset("linear", in_features=1, num_classes=1, dim=8, num_heads=2, readout="mean")
+    with pytest.raises(ValueError, match=r"`labels` must be classes in \[0, 1\).* but lie between 0 and 1. Build"):
+        GraphClassification().loss(config.build(), graphs(4, 0).batch([0, 1]))
+
+
 def test_other_batches_name_what_makes_them(tmp_path):
     """Such as those of PyG's loaders, or a set that was not split into batches."""
     found, model = graphs(4, 0), MODEL.build()

@@ -271,9 +271,12 @@ def check_features(x: Any, graph: Any, in_features: int) -> None:
     if not isinstance(graph, Graph):
         raise not_a_graph(graph)
     if x.shape != (graph.num_nodes, in_features):
+        fix = "Pass one row per node of `graph`, which may be a batch of graphs."
+        if len(x.shape) == 2 and x.shape[0] == graph.num_nodes:
+            fix = f"Build the model or layer with in_features={x.shape[1]}, or pass the features it was built for."
         raise ValueError(
             f"`x` must have shape [num_nodes={graph.num_nodes}, in_features={in_features}], but has shape "
-            f"{tuple(x.shape)}. Pass one row per node of `graph`, which may be a batch of graphs."
+            f"{tuple(x.shape)}. {fix}"
         )
     if isinstance(x, Tensor) and not x.is_floating_point():
         raise ValueError(f"`x` must have a floating dtype, but has {x.dtype}. Pass x.float(), or one-hot categories.")

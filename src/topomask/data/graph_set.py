@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 import zipfile
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -101,11 +102,11 @@ class GraphSet(Dataset[tuple[Graph, Tensor, int]]):
                 of degrees, are standardised over all graphs; use :meth:`standardized` to do so over the training set.
             directed: Whether edges are directed; if not, each must be listed in both directions.
         """
-        found = list(dataset)
-        if not found:
+        items = list(dataset)
+        if not items:
             raise ValueError(f"`dataset` of {name} is empty. Pass a list of PyG's Data.")
         graphs, classes = [], []
-        for number, data in enumerate(found):
+        for number, data in enumerate(items):
             what = f"Graph {number} of {name}"
             if not hasattr(data, "edge_index"):
                 raise ValueError(
@@ -129,19 +130,21 @@ class GraphSet(Dataset[tuple[Graph, Tensor, int]]):
                 raise ValueError(f"{what}: {error}") from None
         labels = torch.cat(classes)
         degrees = degree_features(graphs, degree, max_degree).split([graph.num_nodes for graph in graphs])
-        given = [getattr(data, "x", None) for data in found]
+        given = [getattr(data, "x", None) for data in items]
         features = [y if x is None else torch.cat([x.float(), y], dim=1) for x, y in zip(given, degrees, strict=True)]
         width = 0 if given[0] is None else given[0].shape[1]
         _check_columns(quantities, width, "`x`")
         last = [features[0].shape[1] - 1] if degree == "log" else []
         names = [str(number) for number in range(int(labels.max()) + 1)]
-        return cls(name, graphs, features, labels, names, [*quantities, *last]).standardized()
+        found = cls(name, graphs, features, labels, names, [*quantities, *last])
+        return found.standardized() if found.quantities else found
 
     def save(self, file: str | Path) -> None:
         """Write an archive for :func:`topomask.data.tu_dataset` and ``topomask train graphs``, in TUDataset's format.
 
-        Features are saved as they are here; read them with ``attributes=True`` (``--data.attributes True``), which
-        standardises all of them. Names of classes are not saved, and classes without a graph are left out.
+        Quantities are saved as before they were standardised, other features as they are; read them with
+        ``attributes=True`` (``--data.attributes True``), which standardises all of them. Names of classes are not
+        saved, and classes without a graph are left out.
 
         Args:
             file: ``tudataset/<name>.zip`` in the data root.
@@ -173,7 +176,7 @@ class GraphSet(Dataset[tuple[Graph, Tensor, int]]):
             "A": np.concatenate([ends.numpy().T + start for ends, start in zip(edges, starts, strict=True)]) + 1,
             "graph_indicator": np.repeat(np.arange(len(self)) + 1, sizes),
             "graph_labels": self.labels.cpu().numpy(),
-            "node_attributes": torch.cat(self.features).detach().cpu().numpy(),
+            "node_attributes": torch.cat(list(map(self._raw, range(len(self))))).detach().cpu().numpy(),
         }
 
         def write(path: Path) -> None:
@@ -221,8 +224,16 @@ class GraphSet(Dataset[tuple[Graph, Tensor, int]]):
         Args:
             reference: Graphs over which mean and deviation are computed, usually the training set: their indices, or a
                 set. Default: all. If they or these graphs were standardised before, that is undone first.
+
+        Only `quantities` are; without any, nothing is done, with a warning if features are not only 0 and 1.
         """
         if not self.quantities:
+            if any(((x != 0) & (x != 1)).any() for x in self.features):
+                warnings.warn(
+                    f"{self.name} has no `quantities`, so nothing is standardised, but its features are not all 0 or "
+                    "1. Name the columns to standardise when you make the set, as in quantities=[0, 1].",
+                    stacklevel=2,
+                )
             return self
         columns = list(self.quantities)
         other, places = (reference, None) if isinstance(reference, GraphSet) else (self, reference)
@@ -245,6 +256,12 @@ class GraphSet(Dataset[tuple[Graph, Tensor, int]]):
         """Quantities of the nodes of a graph before standardisation, float64."""
         values = self.features[number][:, list(self.quantities)].double()
         return values if self._scale is None else values * self._scale[1] + self._scale[0]
+
+    def _raw(self, number: int) -> Tensor:
+        """Features of the nodes of a graph before standardisation, float64."""
+        x = self.features[number].to(torch.float64, copy=True)
+        x[:, list(self.quantities)] = self._quantities_of(number)
+        return x
 
     def _like(
         self, graphs: Sequence[Graph], features: Sequence[Tensor], labels: Tensor, scale: tuple[Tensor, Tensor] | None

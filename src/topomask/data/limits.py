@@ -60,8 +60,11 @@ def read_bounded(file: Path, name: str = "max_bytes", given: int | None = None) 
 
 
 def check_plain(file: Path) -> None:
-    """Raise a ValueError for devices and pipes: opening a pipe would wait until someone writes to it."""
-    mode = file.stat().st_mode
+    """Raise an error if there is no file, or a device or pipe: opening a pipe would wait until someone writes to it."""
+    try:
+        mode = file.stat().st_mode
+    except FileNotFoundError:
+        raise FileNotFoundError(f"There is no file {file}. Check the path.") from None
     if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
         raise ValueError(f"{file} must be a plain file, but is a device or a pipe.")
 

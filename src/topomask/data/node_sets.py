@@ -139,6 +139,11 @@ class NodeSet:
             scaling: ``"binary"``, ``"row"`` or ``"none"``, see :func:`node_set`.
             directed: Whether edges are directed; if not, each must be listed in both directions.
         """
+        if not hasattr(data, "edge_index"):
+            raise ValueError(
+                f"`data` of {name} must be one PyG Data, but is a {type(data).__name__}. Pass one Data, like "
+                "dataset[0]."
+            )
         for field, what in (("x", "features of its nodes"), ("y", "classes of its nodes")):
             if getattr(data, field, None) is None:
                 raise ValueError(f"{name} has no `{field}`, {what}. Set data.{field}.")
@@ -148,11 +153,11 @@ class NodeSet:
                 f"shape {tuple(data.x.shape)}."
             )
         labels = class_numbers(data.y, data.num_nodes, f"`y` of {name}").cpu()
-        masks = {}
-        for split in SPLITS:
-            mask = getattr(data, f"{split}_mask", None)
-            if mask is None:
-                raise ValueError(f"{name} must have `{split}_mask`. Create it with PyG's RandomNodeSplit.")
+        masks: dict[str, Any] = {split: getattr(data, f"{split}_mask", None) for split in SPLITS}
+        lacking = [f"`{split}_mask`" for split, mask in masks.items() if mask is None]
+        if lacking:
+            raise ValueError(f"{name} must have {' and '.join(lacking)}. Create masks with PyG's RandomNodeSplit.")
+        for split, mask in masks.items():
             masks[split] = (mask[None] if mask.ndim == 1 else mask.mT if mask.ndim == 2 else mask).cpu()
         masks = _checked(masks, len(labels))
         graph = Graph.from_pyg(data, directed=directed)

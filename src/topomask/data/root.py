@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from topomask.support.checks import look_up
 from topomask.support.files import cache_folder
 
 
@@ -41,6 +42,16 @@ def missing(name: str, folder: Path, expected: Sequence[str], how: str, *, downl
         f"The data set {name!r} needs {', '.join(expected)} in {folder}, but at least one of these is missing. "
         f"{way_out(download=download)} {how}"
     )
+
+
+def check_known(name: str, kind: str, known: Iterable[str], file: Path) -> None:
+    """Raise a ValueError unless a set is known, with the `file` that one's own would be in, and the sets next to it."""
+    own = sorted({path.stem for path in file.parent.glob(f"*{file.suffix}")})
+    try:
+        look_up(dict.fromkeys([*own, *known]), kind, name)
+    except ValueError as error:
+        there = ", ".join(own[:20]) or "no such file"
+        raise ValueError(f"{error} One of your own would be in {file}; in that folder there is: {there}.") from None
 
 
 def find_path(path: str | Path, root: str | Path | None = None) -> Path:

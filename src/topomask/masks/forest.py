@@ -264,7 +264,8 @@ class _ForestRecipe(Recipe):
             forest = root_forest(graph.indptr, graph.indices)
         except ValueError as error:
             raise ValueError(
-                f"`graph` must be a forest, but {error}. Use ForestMask.from_graph(graph) for a spanning forest."
+                f"`graph` must be a forest, but {error}. Use ForestMask.from_graph(graph) for a spanning forest (on "
+                "the command line: topomask mask spanning-forest)."
             ) from None
         weights = torch.tensor(graph.weights) if self.weighted else torch.ones(len(graph.weights)).double()
         weights = torch.cat([weights, weights.new_zeros(1)])

@@ -63,10 +63,10 @@ def check_size(num_nodes: int) -> None:
 
 
 def _read_edges(path: Path, directed: bool) -> Read:
-    """Two node numbers and an optional weight per line, separated by commas, semicolons or blanks."""
+    """Two node numbers and an optional weight per line, separated by commas, semicolons or blanks, after a header."""
     rows: list[tuple[int, int]] = []
     weights: list[float] = []
-    width = 0
+    width = header = 0
     for number, line in enumerate(read_text(path).splitlines(), start=1):
         fields = re.split(r"[,;\s]+", line.split("#")[0].split("%")[0].strip(), maxsplit=3)
         if fields == [""]:
@@ -74,11 +74,13 @@ def _read_edges(path: Path, directed: bool) -> Read:
         try:
             edge, weight = (int(fields[0]), int(fields[1])), float(fields[2]) if len(fields) > 2 else 1.0
         except (ValueError, IndexError):
-            # Column names.
-            if not rows and not any(map(_is_number, fields)):
+            names = not any(map(_is_number, fields))
+            if names and not rows and not header:
+                header = number
                 continue
             expected = "two node numbers and an optional weight"
-            raise ValueError(f"line {number} must have {expected}, but is {_shown(line)}.") from None
+            advice = " Number the names: np.unique(names, return_inverse=True)." if names else ""
+            raise ValueError(f"line {number} must have {expected}, but is {_shown(line)}.{advice}") from None
         if len(fields) > 3 or (rows and len(fields) != width):
             expected = f"{width} columns, as the lines above" if rows else "two or three columns"
             raise ValueError(f"line {number} must have {expected}, but has {len(fields)}: {_shown(line)}.")
@@ -91,7 +93,7 @@ def _read_edges(path: Path, directed: bool) -> Read:
         rows.append(edge)
         weights.append(weight)
     if not rows:
-        raise ValueError("it has no edges.")
+        raise ValueError("it has no edges" + (f" below its header, line {header}." if header else "."))
     return _from_edges(np.array(rows).T, None, weights if width == 3 else None, directed), None
 
 

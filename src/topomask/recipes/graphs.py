@@ -23,11 +23,11 @@ from topomask.data import (
 )
 from topomask.data.degrees import DegreeInput
 from topomask.data.motifs import MOTIF_VERSION
+from topomask.data.root import check_known
 from topomask.data.splits import check_split
 from topomask.data.tu import TU_VERSION, TUEntry
 from topomask.models import GraphNetworkConfig, GraphTransformerConfig
 from topomask.recipes.experiment import ValidatedExperiment, digest_of
-from topomask.support.checks import look_up
 from topomask.train import GraphClassification, OptimConfig, Task, TrainConfig
 
 
@@ -104,7 +104,8 @@ class GraphData:
     def _load(self) -> tuple[GraphSet, Fold]:
         root = data_root(self.root)
         if not any((root / "tudataset" / name).exists() for name in (self.name, f"{self.name}.zip")):
-            look_up(dict.fromkeys((*TU_SETS, *MOTIFS)), "graph data set", self.name)
+            file = root / "tudataset" / f"{self.name}.zip"
+            check_known(self.name, "graph data set", (*TU_SETS, *MOTIFS), file)
         return _fold(replace(self.resolved(), root=root, batch_size=1, parts=None))
 
     def _fold_file(self) -> Path:

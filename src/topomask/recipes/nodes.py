@@ -12,9 +12,9 @@ from tyro.conf import Suppress
 
 from topomask.data import NODE_SETS, NodeBatch, NodeSet, data_root, node_set
 from topomask.data.node_sets import Metric, NodeEntry, Scaling
+from topomask.data.root import check_known
 from topomask.models import GraphNetworkConfig, GraphTransformerConfig
 from topomask.recipes.experiment import ValidatedExperiment, digest_of
-from topomask.support.checks import look_up
 from topomask.train import NodeClassification, OptimConfig, Task, TrainConfig
 
 
@@ -48,8 +48,9 @@ class NodeData:
     def load(self) -> NodeSet:
         """Load the data set: a known one, or your own in the same format."""
         root = data_root(self.root)
-        if not (root / "node" / f"{self.name}.npz").is_file():
-            look_up(NODE_SETS, "node data set", self.name)
+        file = root / "node" / f"{self.name}.npz"
+        if not file.is_file():
+            check_known(self.name, "node data set", NODE_SETS, file)
         resolved = self.resolved()
         return _load(self.name, root, resolved.scaling, resolved.metric)
 

@@ -42,7 +42,8 @@ def predict(
     if not experiment.predicts_files:
         raise ValueError(
             f"`topomask predict` reads pictures, videos and particles, but the model of recipe {experiment.recipe!r} "
-            "takes graphs. Load the run with topomask.recipes.registry.load_run, and call its model."
+            "takes graphs. Load the run with topomask.recipes.registry.load_run, and call its model on features "
+            "standardised as in training, see 'Predict on new graphs' in docs/graphs.md."
         )
     if isinstance(experiment, LabelledExperiment):
         if output is not None:

@@ -98,7 +98,10 @@ def read_experiment(folder: Path) -> Experiment:
     except ValueError as error:
         raise ValueError(f"{path} is damaged: it is not valid JSON ({error}).") from None
     if not isinstance(record, dict) or not isinstance(record.get("recipe"), str):
-        raise ValueError(f"{path} does not name a recipe, so it was not written by topomask train.")
+        raise ValueError(
+            f"{path} does not name a recipe, so it was not written by topomask train. Evaluate a run made in "
+            "Python with result.evaluate; train.run(..., resume=True) returns the result again."
+        )
     try:
         return from_dict(type(recipe(record["recipe"])), record)
     except ValueError as error:

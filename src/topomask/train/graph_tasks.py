@@ -6,12 +6,11 @@ from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from topomask.data import GraphBatch, NodeBatch
 from topomask.data.node_sets import Metric
 from topomask.support.checks import check_choice
-from topomask.train.tasks import Classification, Task, accuracy, in_full
+from topomask.train.tasks import Classification, Task, accuracy, cross_entropy, in_full
 
 
 class GraphClassification(Classification):
@@ -54,7 +53,7 @@ class NodeClassification(Task):
         logits = in_full(model(batch.x, batch.graph))
         _check_rows(logits, batch.graph.num_nodes, "node", "Use a model with readout='node'.")
         logits = logits[batch.nodes]  # [n, classes]
-        loss = F.cross_entropy(logits, batch.labels)
+        loss = cross_entropy(logits, batch.labels)
         if self.metric == "accuracy":
             return loss, {"accuracy": accuracy(logits, batch.labels)}
         if logits.shape[-1] != 2:

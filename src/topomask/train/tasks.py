@@ -112,8 +112,7 @@ class Classification(Task):
     def judge(self, logits: Tensor, labels: Tensor, training: bool) -> tuple[Tensor, dict[str, Tensor]]:
         """Cross entropy and accuracy of logits [B, classes]."""
         smoothing = self.label_smoothing if training else 0.0
-        loss = F.cross_entropy(logits, labels, label_smoothing=smoothing)
-        return loss, {"accuracy": accuracy(logits, labels)}
+        return cross_entropy(logits, labels, smoothing), {"accuracy": accuracy(logits, labels)}
 
 
 class ParticleMotion(Task):
@@ -172,6 +171,17 @@ class Regression(Task):
                 f"{tuple(predicted.shape)}. Use the same shape for both, so that nothing is broadcast."
             )
         return F.mse_loss(predicted, targets), {"absolute_error": F.l1_loss(predicted.detach(), targets)}
+
+
+def cross_entropy(logits: Tensor, labels: Tensor, smoothing: float = 0.0) -> Tensor:
+    """Cross entropy of logits [B, classes]; labels that are no class are named."""
+    try:
+        return F.cross_entropy(logits, labels, label_smoothing=smoothing)
+    except IndexError:
+        raise ValueError(
+            f"`labels` must be classes in [0, {logits.shape[-1]}), the outputs of the model, but lie between "
+            f"{int(labels.min())} and {int(labels.max())}. Build the model with more classes, or number them from 0."
+        ) from None
 
 
 def accuracy(logits: Tensor, labels: Tensor) -> Tensor:
