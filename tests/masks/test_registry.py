@@ -63,7 +63,8 @@ def test_graph_transformers_take_it_without_a_graph(name):
 
 def test_options_of_graph_transformers():
     walks = ["num_walks", "max_length", "halt_prob", "coupling"]
-    assert options_of("walk") == [*walks, "symmetric", "normalization", "seed", "own_walks", *LEARNT]
+    frontiers = ["prune", "width", "max_entries"]
+    assert options_of("walk") == [*walks, "symmetric", "normalization", "seed", "own_walks", *LEARNT, *frontiers]
     assert options_of("visit") == [*walks, "unit_diagonal", "seed", "own_walks", *LEARNT]
     assert options_of("power-series") == ["max_length", "normalization", *LEARNT]
     assert options_of("diffusion") == ["operator", "time", *LEARNT]
