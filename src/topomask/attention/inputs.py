@@ -273,7 +273,7 @@ def check_features(x: Any, graph: Any, in_features: int) -> None:
     if x.shape != (graph.num_nodes, in_features):
         fix = "Pass one row per node of `graph`, which may be a batch of graphs."
         if len(x.shape) == 2 and x.shape[0] == graph.num_nodes:
-            fix = f"Build the model or layer with in_features={x.shape[1]}, or pass the features it was built for."
+            fix = f"Pass the features that it was built for, or build the model or layer with in_features={x.shape[1]}."
         raise ValueError(
             f"`x` must have shape [num_nodes={graph.num_nodes}, in_features={in_features}], but has shape "
             f"{tuple(x.shape)}. {fix}"
