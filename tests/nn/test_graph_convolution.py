@@ -61,7 +61,8 @@ def test_an_unknown_aggregation_is_refused():
 
 
 def test_features_of_another_width_are_refused():
-    with pytest.raises(ValueError, match=r"in_features=2\], but has shape \(5, 3\)\. Pass the features .* build the model .* in_features=3"):
+    fix = "Pass the features .* build the model .* in_features=3"
+    with pytest.raises(ValueError, match=rf"in_features=2\], but has shape \(5, 3\)\. {fix}"):
         tm.nn.GraphConvolution(2, 2)(torch.ones(5, 3), tm.cycle_graph(5))
 
 
