@@ -29,7 +29,7 @@ class WalkMask(WalkingMask):
     ``prune="largest"`` draws nothing: one set of features serves queries, keys and all heads, the seed changes nothing,
     and :meth:`error_bound` certifies the mask. With ``symmetric=True``, :math:`\hat M = \Phi \Phi^\top` is then
     symmetric and positive semidefinite for every f; with ``symmetric=False``, :math:`\hat M = \Phi` is in general
-    neither. ``prune="resample"`` draws like walks do, per head and ensemble, and is unbiased.
+    neither. ``prune="resample"`` draws like walks do, per head and ensemble, and is unbiased unless ``shared_walks``.
 
     Args:
         graph: The default graph; :meth:`on` takes any other.
